@@ -1,0 +1,60 @@
+# Needs Python >= 3.11 with pip and venv. Another interpreter: make test PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+EXTRAS := torch,tokenizers,notebooks,test,dev
+
+# More words for pytest, as in: make test PYTEST_ARGS="-n 2 -k planner"
+PYTEST_ARGS ?=
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-wheel check faults bench notebooks format clean $(VENV)
+
+help:
+	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+$(VENV): $(INSTALLED)
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+demo: $(INSTALLED) ## train a small model on a local cluster, end to end
+	$(BIN)/python -m megadask demo
+
+test: $(INSTALLED) ## run all tests and notebooks
+	$(PYTEST) --nbmake tests $(wildcard notebooks) $(PYTEST_ARGS)
+
+test-wheel: $(INSTALLED) ## run the tests against the built wheel, outside the checkout
+	rm -rf build
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
+	$(BIN)/python -m pip install --quiet --no-deps --target build/site build/wheel/*.whl
+	mkdir build/run && cp -r tests setup.cfg build/run
+	rm build/run/tests/test_architecture.py build/run/tests/test_install.py
+	cd build/run && PYTHONPATH=$(CURDIR)/build/site $(CURDIR)/$(PYTEST) $(PYTEST_ARGS)
+
+check: $(INSTALLED) ## lint, format, types, architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict -p megadask
+	$(PYTEST) -q tests/test_architecture.py
+
+faults: $(INSTALLED) ## run the fault tests alone
+	$(PYTEST) tests/faults $(PYTEST_ARGS)
+
+bench: $(INSTALLED) ## run every benchmark
+	set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file; done
+
+notebooks: $(INSTALLED) ## execute every notebook
+	$(PYTEST) --nbmake notebooks $(PYTEST_ARGS)
+
+format: $(INSTALLED) ## rewrite imports and layout
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment, caches and builds
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

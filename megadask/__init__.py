@@ -1,0 +1,107 @@
+"""Multisource data loading for training large foundation models, on Dask.
+
+Names are loaded when they are first used: ``import megadask`` loads neither Dask nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megadask import readers, transforms
+    from megadask.loader import Loader, connect
+    from megadask.pipeline import Pipeline, Source
+    from megadask.planner import costs
+    from megadask.planner.batching import Packed
+    from megadask.planner.errors import (
+        ConfigError,
+        CostError,
+        MegaDaskError,
+        PlanError,
+        StateError,
+    )
+    from megadask.planner.graph import DGraph
+    from megadask.planner.ids import SampleId
+    from megadask.planner.schedule import Schedule
+    from megadask.planner.topology import ClientPlaceTree
+    from megadask.scheduling.errors import DeadlineError, ServiceError
+    from megadask.service import serve
+
+    __version__: str
+
+__all__ = [
+    "ClientPlaceTree",
+    "ConfigError",
+    "CostError",
+    "DGraph",
+    "DeadlineError",
+    "Loader",
+    "MegaDaskError",
+    "Packed",
+    "Pipeline",
+    "PlanError",
+    "SampleId",
+    "Schedule",
+    "ServiceError",
+    "Source",
+    "StateError",
+    "__version__",
+    "connect",
+    "costs",
+    "readers",
+    "serve",
+    "transforms",
+]
+
+#: Where each exported name lives, as ``module`` or ``module:name``.
+_HOMES = {
+    "ClientPlaceTree": "megadask.planner.topology:ClientPlaceTree",
+    "ConfigError": "megadask.planner.errors:ConfigError",
+    "CostError": "megadask.planner.errors:CostError",
+    "DGraph": "megadask.planner.graph:DGraph",
+    "DeadlineError": "megadask.scheduling.errors:DeadlineError",
+    "Loader": "megadask.loader:Loader",
+    "MegaDaskError": "megadask.planner.errors:MegaDaskError",
+    "Packed": "megadask.planner.batching:Packed",
+    "Pipeline": "megadask.pipeline:Pipeline",
+    "PlanError": "megadask.planner.errors:PlanError",
+    "SampleId": "megadask.planner.ids:SampleId",
+    "Schedule": "megadask.planner.schedule:Schedule",
+    "ServiceError": "megadask.scheduling.errors:ServiceError",
+    "Source": "megadask.pipeline:Source",
+    "StateError": "megadask.planner.errors:StateError",
+    "connect": "megadask.loader:connect",
+    "costs": "megadask.planner.costs",
+    "readers": "megadask.readers",
+    "serve": "megadask.service:serve",
+    "transforms": "megadask.transforms",
+}
+
+
+def _version() -> str:
+    """Return the installed version, which setup.cfg alone states."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("megadask")
+    except PackageNotFoundError:  # a checkout on sys.path that nobody installed
+        return "0+unknown"
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for granted
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            value = _version()
+        elif name in _HOMES:
+            module_name, _, attribute = _HOMES[name].partition(":")
+            module = import_module(module_name)
+            value = getattr(module, attribute) if attribute else module
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)

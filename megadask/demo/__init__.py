@@ -1,0 +1,1 @@
+"""The demo: real text, real loaders, and data-parallel trainers on one machine."""

@@ -1,0 +1,368 @@
+"""Declare what to load: sources, topology, strategy, batching. Plain data, checked when it is made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, get_args
+
+import cloudpickle
+
+from megadask.planner.batching import Packed
+from megadask.planner.draw import DrawRules, Stop
+from megadask.planner.errors import ConfigError, StateError
+from megadask.planner.fingerprint import fingerprint
+from megadask.planner.graph import DGraph, Strategy
+from megadask.planner.schedule import Schedule, StepSchedule
+from megadask.planner.topology import ClientPlaceTree
+from megadask.scheduling.lanes import shards_of
+from megadask.scheduling.reading import Reader, fingerprint_shards
+from megadask.scheduling.spec import Limits, OnError, RunSpec, SourceSpec
+from megadask.transforms import Transform, transform_fingerprint, wants_rng
+
+
+@dataclass(frozen=True)
+class Source:
+    """A named, ordered, re-readable stream of records, with a transform.
+
+    Parameters
+    ----------
+    name
+        Unique in the pipeline; weights and sample ids use it.
+    reader
+        Yields the records; see `megadask.readers`.
+    transform
+        Maps a record to a sample, a dict with ``tokens``; None drops the record. With a second
+        parameter ``rng`` it gets a generator keyed by the sample. Without a transform the records
+        must be samples.
+    lanes
+        Ordered sub-streams that the source is read in; fewer where there are fewer shards. Belongs
+        to the order of the data: changing it changes what a step consists of.
+    loaders
+        Source Loaders that share the lanes. Changes nothing but speed.
+    on_error
+        What a record that cannot be decoded or transformed does: ``"raise"`` ends the run with the
+        record's own error, ``"skip"`` passes it over and counts it.
+    max_consecutive_errors
+        So many skips in a row end the run all the same.
+    metadata
+        Names of scalars of the samples that cost functions want as columns.
+    shares_files
+        Allow other sources to read the same files.
+    """
+
+    name: str
+    reader: Reader
+    transform: Transform | Callable[..., Any] | None = None
+    lanes: int = 16
+    loaders: int = 1
+    on_error: OnError = "raise"
+    max_consecutive_errors: int = 100
+    metadata: tuple[str, ...] = ()
+    shares_files: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name or "/" in self.name:
+            raise ConfigError("Source(name)", got=repr(self.name), limit="a string without '/'")
+        for what in ("lanes", "loaders", "max_consecutive_errors"):
+            value = getattr(self, what)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(
+                    f"Source({self.name!r}, {what}=)", got=repr(value), limit="an integer >= 1"
+                )
+        if self.on_error not in get_args(OnError):
+            raise ConfigError(
+                f"Source({self.name!r}, on_error=)",
+                got=repr(self.on_error),
+                limit=f"one of {get_args(OnError)}",
+            )
+        if not isinstance(self.reader, Reader):
+            raise ConfigError(
+                f"Source({self.name!r}, reader)",
+                got=type(self.reader).__name__,
+                limit="an object with shards(), read(), fingerprint() and paths()",
+                remedy="See megadask.readers.",
+            )
+        if self.transform is not None and not callable(self.transform):
+            raise ConfigError(f"Source({self.name!r}, transform=)", got=repr(self.transform))
+        object.__setattr__(self, "metadata", tuple(self.metadata))
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes that the source is read in, at most one for each shard."""
+        return min(self.lanes, len(self.reader.shards()))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in storage, as far as known."""
+        return sum(shard.size_bytes or 0 for shard in self.reader.shards())
+
+    @property
+    def lane_rows(self) -> tuple[int, ...] | None:
+        """Records of each lane in an epoch, None where the reader does not know."""
+        shards = self.reader.shards()
+        rows = [shard.rows for shard in shards]
+        if any(count is None for count in rows):
+            return None
+        lanes = range(self.num_lanes)
+        return tuple(
+            sum(rows[i] or 0 for i in shards_of(lane, self.num_lanes, len(rows))) for lane in lanes
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What feeds a training job.
+
+    Parameters
+    ----------
+    sources
+        The sources; their order counts.
+    topology
+        The mesh of the trainers.
+    strategy
+        Called once with a `DGraph`, whose primitives record how to mix and balance. None: weights
+        by size, balanced over "dp" by tokens.
+    batching
+        How samples become batches.
+    seed
+        Of everything random.
+    epochs
+        How often every source is read; None for ever.
+    stop
+        With finite epochs: ``"first"`` ends when the first source has ended, ``"all"`` when all
+        have (those that ended drop out), ``"repeat"`` too (those that ended start again).
+    window
+        Readable spans of every source that the planner looks at for one that fits.
+    patience
+        Steps for which a span may be passed over because it does not fit.
+    restart
+        Whether every pass over a loader begins at the beginning, as validation wants it.
+
+    Raises
+    ------
+    ConfigError
+        Naming what cannot work: at once, before anything is started.
+    """
+
+    sources: Sequence[Source]
+    topology: ClientPlaceTree = field(default_factory=ClientPlaceTree)
+    strategy: Callable[[DGraph], Any] | None = None
+    batching: Packed
+    seed: int = 0
+    epochs: int | None = None
+    stop: Stop = "all"
+    window: int = 64
+    patience: int = 4
+    restart: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", tuple(self.sources))
+        self._check_sources()
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ConfigError("Pipeline(seed=)", got=repr(self.seed), limit="an integer >= 0")
+        if self.restart and self.epochs is None:
+            raise ConfigError(
+                "Pipeline(restart=True)", got="epochs=None", limit="a finite number of epochs"
+            )
+        _ = self.rules
+        self._check_mesh()
+        _ = self.mixture
+        _ = self.components
+        self._check_pickles()
+
+    def __str__(self) -> str:
+        shape = ", ".join(f"{s.name} ({s.num_lanes} lanes)" for s in self.sources)
+        return f"Pipeline of {shape}; {self.topology}; {self.batching}; digest {self.digest}"
+
+    @cached_property
+    def frozen_strategy(self) -> Strategy:
+        """What the strategy recorded."""
+        graph = DGraph([source.name for source in self.sources], self.topology)
+        if self.strategy is not None:
+            self.strategy(graph)
+        return graph.freeze()
+
+    @cached_property
+    def mixture(self) -> StepSchedule:
+        """Weights of the sources by step."""
+        if self.frozen_strategy.mix is not None:
+            return self.frozen_strategy.mix
+        return Schedule.constant({source.name: max(1, source.size_bytes) for source in self.sources})
+
+    @cached_property
+    def rules(self) -> DrawRules:
+        """What the draw goes by."""
+        return DrawRules(
+            batching=self.batching,
+            mix_by=self.frozen_strategy.mix_by,
+            window=self.window,
+            patience=self.patience,
+            epochs=self.epochs,
+            stop=self.stop,
+        )
+
+    @cached_property
+    def components(self) -> dict[str, str]:
+        """Digests of everything that the draw depends on, by name: what a resume compares."""
+        parts: dict[str, str] = {
+            "batching": fingerprint(self.batching),
+            "mixture": f"{self.mixture.fingerprint()} by {self.frozen_strategy.mix_by}",
+            "reading": f"epochs={self.epochs}, stop={self.stop}, window={self.window}, "
+            f"patience={self.patience}",
+            "seed": str(self.seed),
+        }
+        for source in self.sources:
+            shards = source.reader.shards()
+            parts[f"source {source.name}"] = json.dumps(
+                {
+                    "transform": transform_fingerprint(source.transform),
+                    "lanes": source.num_lanes,
+                    "on_error": source.on_error,
+                    "num_shards": len(shards),
+                    "shards": fingerprint_shards(shards),
+                }
+            )
+        return parts
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the whole pipeline, strategy and topology included."""
+        parts = [self.components, self.frozen_strategy.fingerprint(), str(self.topology)]
+        text = json.dumps(parts, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def check_resumable(self, saved: Mapping[str, str]) -> None:
+        """Raise StateError naming both sides if a saved state belongs to another pipeline.
+
+        Sources may have been added, and shards behind those there were; the mixture may then differ.
+        """
+        mine = self.components
+        grown = False
+        differences = []
+        for name, was in saved.items():
+            now = mine.get(name)
+            if now == was or name == "mixture":
+                continue
+            if name.startswith("source ") and now is not None and self._has_grown(name[7:], was):
+                grown = True
+                continue
+            differences.append(f"{name}: {was} in the state, {now or 'missing'} in the pipeline")
+        grown = grown or any(name not in saved for name in mine)
+        if not grown and saved.get("mixture") != mine["mixture"]:
+            differences.append(f"mixture: {saved.get('mixture')} then, {mine['mixture']} now")
+        if differences:
+            raise StateError(
+                "the state was saved by another pipeline",
+                got="; ".join(differences),
+                remedy="Resume with the pipeline that saved it. Sources may be added, and shards "
+                "that sort behind the old ones.",
+            )
+
+    def run_spec(self, limits: Limits) -> RunSpec:
+        """Return what the Planner and the Data Constructors need to know."""
+        return RunSpec(
+            lanes={source.name: source.num_lanes for source in self.sources},
+            lane_rows={source.name: source.lane_rows for source in self.sources},
+            rules=self.rules,
+            mixture=self.mixture,
+            strategy=self.frozen_strategy,
+            topology=self.topology,
+            limits=limits,
+        )
+
+    def source_specs(self) -> dict[str, SourceSpec]:
+        """Return what the Source Loaders need to know, by source."""
+        scalars = sorted({name for source in self.sources for name in source.metadata})
+        return {
+            source.name: SourceSpec(
+                name=source.name,
+                index=index,
+                reader=source.reader,
+                transform=source.transform,
+                wants_rng=source.transform is not None and wants_rng(source.transform),
+                lanes=source.num_lanes,
+                seed=self.seed,
+                on_error=source.on_error,
+                max_consecutive_errors=source.max_consecutive_errors,
+                scalars=tuple(scalars),
+                batching=self.batching,
+            )
+            for index, source in enumerate(self.sources)
+        }
+
+    def _check_sources(self) -> None:
+        names = [source.name for source in self.sources]
+        if not names:
+            raise ConfigError("Pipeline(sources=)", got="no source", limit="at least one")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError("two sources have one name", got=twice, remedy="Rename one of them.")
+        owners: dict[str, str] = {}
+        for source in self.sources:
+            if not source.reader.shards():
+                raise ConfigError(f"source {source.name!r} has nothing to read", got="no shards")
+            for path in source.reader.paths():
+                other = owners.setdefault(path, source.name)
+                if other != source.name and not source.shares_files:
+                    raise ConfigError(
+                        f"sources {other!r} and {source.name!r} read the same file",
+                        got=path,
+                        remedy="Samples would come twice. If that is meant: "
+                        "Source(shares_files=True).",
+                    )
+
+    def _check_mesh(self) -> None:
+        tree, strategy, batching = self.topology, self.frozen_strategy, self.batching
+        if tree.cp > 1:
+            multiple = 2 * tree.cp
+            if batching.pad_to_multiple % multiple:
+                raise ConfigError(
+                    "Packed(pad_to_multiple=) under context parallelism",
+                    got=batching.pad_to_multiple,
+                    limit=f"a multiple of 2 x cp = {multiple}",
+                    remedy="It is part of the draw, so it is not adapted by itself.",
+                )
+        slots = tree.num_buckets(strategy.axis) * batching.micro_batch
+        if isinstance(batching.global_batch, int) and batching.global_batch % slots:
+            raise ConfigError(
+                "Packed(global_batch=)",
+                got=batching.global_batch,
+                limit=f"a multiple of {slots}: {strategy.axis} has "
+                f"{tree.num_buckets(strategy.axis)} buckets of micro_batch={batching.micro_batch}",
+            )
+        if strategy.microbatches is not None:
+            raise ConfigError(
+                "distribute(microbatches=) in a pipeline",
+                got=strategy.microbatches,
+                remedy="Packed(global_batch=, micro_batch=) says how many microbatches there are.",
+            )
+
+    def _check_pickles(self) -> None:
+        for source in self.sources:
+            try:
+                cloudpickle.dumps((source.reader, source.transform))
+            except Exception as error:  # any object may fail to pickle in any way
+                raise ConfigError(
+                    f"source {source.name!r}: the reader or the transform does not pickle",
+                    got=f"{type(error).__name__}: {error}",
+                    remedy="It travels to the workers: open files and connections when called.",
+                ) from error
+
+    def _has_grown(self, name: str, was: str) -> bool:
+        """Whether a source is what it was, with more shards behind the old ones."""
+        source = next((source for source in self.sources if source.name == name), None)
+        if source is None:
+            return False
+        old = json.loads(was)
+        shards = source.reader.shards()
+        same = {"transform", "lanes", "on_error"}
+        now = json.loads(self.components[f"source {name}"])
+        return (
+            all(old[key] == now[key] for key in same)
+            and old["num_shards"] <= len(shards)
+            and old["shards"] == fingerprint_shards(shards[: old["num_shards"]])
+        )

@@ -1,0 +1,108 @@
+"""Arrow IPC: a shard is a record batch of a file, or the whole of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from megadask.planner.errors import ConfigError
+from megadask.readers.files import FileReader, Part
+from megadask.readers.ipc_footer import MAGIC, blocks
+from megadask.readers.paths import DataFile, Paths
+from megadask.readers.records import records
+from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
+from megadask.scheduling.reading import BadRecord, Shard
+
+
+class ArrowIpc(FileReader):
+    """Read Arrow IPC: the file format (Feather V2), the stream format, or a mix of both.
+
+    Memory is one record batch, as the writer cut them. Nothing is mapped into memory, since a
+    mapped file that shrinks kills the process.
+
+    Parameters
+    ----------
+    paths
+        A path, glob, brace list or fsspec URL, or several of them.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        super().__init__(paths)
+
+    def _list(self, file: DataFile) -> list[Part]:
+        try:
+            with open_arrow(file.url) as source:
+                if source.read(len(MAGIC)) == MAGIC:
+                    return [
+                        Part(file.url, Shard(f"{file.name}#batch{index}", *block), index)
+                        for index, block in enumerate(blocks(source))
+                    ]
+                source.seek(0)
+                pa.ipc.open_stream(source).close()
+        except (ValueError, pa.ArrowNotImplementedError, *ARROW_ERRORS) as error:
+            if is_storage_error(error):
+                raise
+            raise ConfigError(
+                f"{file.url} is neither an Arrow file nor a stream: {error}"
+            ) from error
+        return [Part(file.url, Shard(file.name, None, file.size_bytes))]
+
+    def _read(self, part: Part, start: int) -> Generator[Mapping[str, Any] | BadRecord, None, None]:
+        position = 0
+        with open_arrow(part.url) as source:
+            batches = _stream(source, part) if part.index < 0 else _file(source, part)
+            try:
+                for batch in batches:
+                    first = max(start - position, 0)
+                    if first < batch.num_rows:
+                        yield from _checked(batch.slice(first), position + first)
+                    position += batch.num_rows
+            except ARROW_ERRORS as error:
+                if is_storage_error(error):
+                    raise
+                raise part.truncated(max(position, start), error) from error
+
+
+def _file(source: pa.NativeFile, part: Part) -> Iterator[pa.RecordBatch]:
+    with pa.ipc.open_file(source) as reader:
+        count = reader.num_record_batches
+        batch = reader.get_batch(part.index) if part.index < count else None
+    rows = None if batch is None else batch.num_rows
+    if rows != part.shard.rows:
+        raise ConfigError(
+            f"{part.shard.name} changed since it was listed",
+            got=f"{rows} rows" if rows is not None else f"a file with {count} record batches",
+            limit=f"{part.shard.rows} rows",
+            remedy="Start again with the new files, or restore the old ones.",
+        )
+    yield batch
+
+
+def _stream(source: pa.NativeFile, part: Part) -> Iterator[pa.RecordBatch]:
+    with pa.ipc.open_stream(source) as reader:
+        yield from reader
+    # A stream may lack its end marker, so one cut between batches looks complete.
+    size_bytes = source.size()
+    if part.shard.size_bytes is not None and size_bytes < part.shard.size_bytes:
+        raise pa.ArrowInvalid(f"the file has {size_bytes} of {part.shard.size_bytes} bytes")
+
+
+def _checked(batch: pa.RecordBatch, first_row: int) -> Iterator[Mapping[str, Any] | BadRecord]:
+    """Yield the records of a batch that came from storage: broken offsets would crash Arrow."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        pass
+    else:
+        yield from records(batch, first_row)
+        return
+    for row in range(batch.num_rows):
+        single = batch.slice(row, 1)
+        try:
+            single.validate(full=True)
+        except pa.ArrowInvalid as error:
+            yield BadRecord(f"row {first_row + row}: {error}")
+        else:
+            yield from records(single, first_row + row)

@@ -1,0 +1,329 @@
+"""Start pipelines on a Dask cluster, and talk to them from the driver."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import cloudpickle
+import dask.config
+from distributed import Client
+from distributed.core import Status
+
+import megadask
+from megadask.pipeline import Pipeline
+from megadask.planner.errors import ConfigError, StateError
+from megadask.planner.schedule import Schedule, check_names
+from megadask.planner.state import PlannerState, check_lanes
+from megadask.scheduling.errors import DeadlineError, ServiceError, WorkerError
+from megadask.scheduling.loader_host import LoaderHost
+from megadask.scheduling.point import Point
+from megadask.scheduling.spec import Limits
+from megadask.scheduling.supervisor import Supervisor
+from megadask.scheduling.wire import SUPERVISOR
+from megadask.saved import read_saved
+
+logger = logging.getLogger(__name__)
+
+#: The pipeline of a dict that trainers get when they name none.
+MAIN = "train"
+
+
+def run_name(service: str, pipeline: str | None) -> str:
+    """Return the name of a pipeline's record at the supervisor."""
+    return service if pipeline in (None, MAIN) else f"{service}/{pipeline}"
+
+
+def serve(
+    pipeline: Pipeline | Mapping[str, Pipeline],
+    client: Client,
+    *,
+    name: str = "megadask",
+    checkpoint: str | None = None,
+    resume: Mapping[str, Any] | None = None,
+    constructors: int | None = None,
+    limits: Limits | None = None,
+    detached: bool = False,
+    timeout: float = 60.0,
+) -> Service:
+    """Start pipelines on the workers of a Dask cluster.
+
+    Parameters
+    ----------
+    pipeline
+        One pipeline, or several by name (``{"train": p, "val": q}``).
+    client
+        A connected, synchronous Dask client.
+    name
+        Of the service; trainers connect by it.
+    checkpoint
+        Folder for the journal of commits, any fsspec URL.
+    resume
+        A trainer's ``state_dict()`` to begin at; with several pipelines, one by name.
+    constructors
+        Data Constructors of each pipeline; one for up to eight buckets when None.
+    limits
+        Bounds of buffers and waits.
+    detached
+        Whether the service outlives this client.
+    timeout
+        Longest wait for the workers to be ready, in seconds.
+
+    Returns
+    -------
+    Service
+        A context manager that closes the service.
+
+    Raises
+    ------
+    WorkerError
+        A worker cannot import the same MegaDask version; it is named.
+    ServiceError
+        A service of this name is running.
+    StateError
+        The state to resume from belongs to another pipeline.
+    """
+    several = isinstance(pipeline, Mapping)
+    pipelines = dict(pipeline) if isinstance(pipeline, Mapping) else {MAIN: pipeline}
+    _check_arguments(pipelines, client, name)
+    limits = limits or Limits()
+    states = _states(resume, several)
+    unknown = sorted(set(states) - set(pipelines))
+    if unknown:
+        raise ConfigError("serve(resume=)", got=unknown, limit=f"some of {sorted(pipelines)}")
+    _check_workers(client, timeout)
+    client.register_plugin(LoaderHost())
+    client.register_plugin(Supervisor())
+    service = Service(client, name, timeout, detached=detached)
+    try:
+        for key, one in pipelines.items():
+            service._start(key, one, checkpoint, states.get(key), constructors, limits, several)
+    except BaseException:
+        service.close()
+        raise
+    return service
+
+
+class Service:
+    """Pipelines that run on a cluster. Closes them on exit from a ``with`` block.
+
+    Made by `serve`.
+    """
+
+    def __init__(self, client: Client, name: str, timeout: float, *, detached: bool) -> None:
+        self.name = name
+        self.pipelines: dict[str, Pipeline] = {}
+        self._client = client
+        self._timeout_s = timeout
+        self._detached = detached
+
+    @property
+    def address(self) -> str:
+        """Address of the Dask scheduler, for `connect`."""
+        return str(self._client.scheduler.address)
+
+    def set_mixture(
+        self, weights: Mapping[str, float], at_step: int | None = None, pipeline: str | None = None
+    ) -> int:
+        """Set the weights of the sources from a step on, for good.
+
+        Parameters
+        ----------
+        weights
+            By source; those that are not named get none.
+        at_step
+            The first step with these weights; None for the first that is not yet committed.
+
+        Returns
+        -------
+        int
+            The step from which they hold. It is committed when this returns.
+        """
+        declared = self._pipeline(pipeline)
+        check_names(weights, [source.name for source in declared.sources])
+        Schedule.constant(dict(weights))
+        plain = {name: float(weight) for name, weight in weights.items()}
+        return int(self._ask(pipeline, "event", weights=plain, at_step=at_step))
+
+    def audit(self, pipeline: str | None = None) -> dict[str, Any]:
+        """Return what was planned, delivered, repeated, lost, skipped, filtered and unread.
+
+        Committed plans times the trainers' acknowledgements, by source in samples, spans and tokens,
+        since the generation began; ``"ok"`` says whether nothing was lost or repeated. Unread
+        samples are counted once the data has ended; -1 where only reading them would tell.
+        """
+        audit: dict[str, Any] = self._ask(pipeline, "audit")
+        return audit
+
+    def stats(self, pipeline: str | None = None) -> dict[str, Any]:
+        """Return what the pipeline is doing: steps planned, buffers, memory, who is connected."""
+        stats: dict[str, Any] = self._ask(pipeline, "stats")
+        return stats
+
+    def close(self) -> None:
+        """End the pipelines: trainers are told, buffers freed, files closed. Safe to call again."""
+        for key in list(self.pipelines):
+            try:
+                self._ask(key, "close", reason="the driver closed it")
+            except (OSError, DeadlineError, ServiceError) as error:
+                logger.info("closing %s: %s", self.name, error)
+            del self.pipelines[key]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        running = ", ".join(self.pipelines) or "closed"
+        return f"<Service {self.name!r} at {self.address}: {running}>"
+
+    def _start(
+        self,
+        key: str,
+        pipeline: Pipeline,
+        checkpoint: str | None,
+        state: Mapping[str, Any] | None,
+        constructors: int | None,
+        limits: Limits,
+        several: bool,
+    ) -> None:
+        spec = pipeline.run_spec(limits)
+        sources = {source.name: source for source in pipeline.sources}
+        header = {
+            "components": pipeline.components,
+            "topology": pipeline.topology.to_dict(),
+            "axis": spec.strategy.axis,
+            "lanes": dict(spec.lanes),
+            "loaders": {name: source.loaders for name, source in sources.items()},
+            "source_bytes": {name: source.size_bytes for name, source in sources.items()},
+            "blob": cloudpickle.dumps(spec),
+            "source_blobs": {
+                name: cloudpickle.dumps(one) for name, one in pipeline.source_specs().items()
+            },
+            "constructors": constructors or -(-spec.num_buckets // 8),
+            "loader_bytes": limits.loader_bytes,
+            "lead_steps": limits.lead_steps,
+            "lease_s": limits.lease_s,
+            "recovery_s": limits.recovery_s,
+            "restart": pipeline.restart,
+            "detached": self._detached,
+            "checkpoint": f"{checkpoint}/{key}" if checkpoint and several else checkpoint,
+            "origin": _origin(pipeline, state).to_json(),
+            "resumed": state is not None,
+        }
+        self.pipelines[key] = pipeline
+        self._ask(key, "start", header=header, client=self._client.id)
+
+    def _pipeline(self, key: str | None) -> Pipeline:
+        try:
+            return self.pipelines[key or MAIN]
+        except KeyError:
+            raise ConfigError(
+                f"service {self.name!r} has no such pipeline",
+                got=key or MAIN,
+                limit=f"one of {sorted(self.pipelines)}" if self.pipelines else "it is closed",
+            ) from None
+
+    def _ask(self, key: str | None, call: str, **arguments: Any) -> Any:
+        self._pipeline(key)
+        handler = getattr(self._client.scheduler, SUPERVISOR)
+        run = run_name(self.name, key)
+        try:
+            return self._client.sync(
+                handler, call=call, run=run, **arguments, callback_timeout=self._timeout_s
+            )
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"the supervisor does not answer {call!r}",
+                limit=f"{self._timeout_s:g} s",
+                remedy="See whether the Dask scheduler is alive, or raise serve(timeout=).",
+            ) from error
+
+
+def _origin(pipeline: Pipeline, state: Mapping[str, Any] | None) -> Point:
+    """Return where a pipeline begins: at its beginning, or at a saved state that fits it."""
+    lanes = {source.name: source.num_lanes for source in pipeline.sources}
+    if state is None:
+        return Point(step=0, state=PlannerState.initial(lanes).to_json())
+    components, point = read_saved(state)
+    pipeline.check_resumable(components)
+    check_lanes(PlannerState.from_json(point.state), lanes)
+    return point
+
+
+def _states(resume: Mapping[str, Any] | None, several: bool) -> dict[str, Mapping[str, Any]]:
+    if resume is None:
+        return {}
+    if several:
+        if "point" in resume:
+            raise StateError(
+                "serve(resume=) with several pipelines",
+                got="one state",
+                limit='states by name, such as {"train": state}',
+            )
+        return dict(resume)
+    return {MAIN: resume}
+
+
+def _check_arguments(pipelines: Mapping[str, Any], client: Any, name: str) -> None:
+    for key, one in pipelines.items():
+        if not isinstance(one, Pipeline):
+            raise ConfigError(f"serve(pipeline): {key!r}", got=type(one).__name__, limit="a Pipeline")
+        if "/" in key:
+            raise ConfigError("the name of a pipeline", got=repr(key), limit="no '/'")
+    if not name or "/" in name:
+        raise ConfigError("serve(name=)", got=repr(name), limit="a name without '/'")
+    if not isinstance(client, Client) or client.asynchronous or client.status != "running":
+        raise ConfigError(
+            "serve(client)",
+            got=repr(client),
+            limit="a connected, synchronous dask.distributed.Client",
+            remedy="For example Client(LocalCluster(n_workers=2)).",
+        )
+
+
+def _check_workers(client: Client, timeout_s: float) -> None:
+    """Raise WorkerError unless every worker can import this MegaDask version, within the timeout."""
+    connect_s = dask.config.get("distributed.comm.timeouts.connect")
+    assert connect_s
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    if not any(worker["status"] == Status.running.name for worker in workers.values()):
+        raise WorkerError(
+            "the cluster has no running worker",
+            remedy="Start workers, or wait for them: client.wait_for_workers(n).",
+        )
+    try:
+        answers = client.sync(
+            client._run, _version_here, on_error="return", callback_timeout=timeout_s
+        )
+    except TimeoutError as error:
+        raise DeadlineError(
+            "the workers do not answer",
+            limit=f"{timeout_s:g} s",
+            remedy=f"Look at the workers {sorted(workers)}.",
+        ) from error
+    wrong = {address: got for address, got in answers.items() if got != megadask.__version__}
+    if wrong:
+        raise WorkerError(
+            "workers cannot run this MegaDask",
+            got="; ".join(f"{address}: {got!r}" for address, got in sorted(wrong.items())),
+            limit=f"version {megadask.__version__} on every worker",
+            remedy="Install the same version where the workers run, and restart them.",
+        )
+
+
+def _version_here() -> str:
+    """Return the version that this process imports, having imported what loaders need."""
+    import megadask
+    import megadask.scheduling.loader_host
+
+    return megadask.__version__

@@ -1,0 +1,61 @@
+"""Decides what every training step consists of and where it goes, from metadata alone.
+
+Pure: numpy, scipy and pyarrow, but no Dask, no IO, no clock and no global state. Names are loaded
+when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if __name__ != "megadask.planner":
+    raise ImportError(
+        f"{__name__!r} is part of the MegaDask checkout, which is on sys.path: "
+        "import megadask.planner instead"
+    )
+
+if TYPE_CHECKING:
+    from megadask.planner import costs, errors
+    from megadask.planner.batching import Packed
+    from megadask.planner.graph import DGraph
+    from megadask.planner.ids import SampleId, Verdict
+    from megadask.planner.metadata import Metadata
+    from megadask.planner.schedule import Schedule
+    from megadask.planner.topology import ClientPlaceTree
+
+__all__ = [
+    "ClientPlaceTree",
+    "DGraph",
+    "Metadata",
+    "Packed",
+    "SampleId",
+    "Schedule",
+    "Verdict",
+    "costs",
+    "errors",
+]
+
+#: Where each exported name lives; a name that is missing here is a submodule.
+_HOMES = {
+    "ClientPlaceTree": "topology",
+    "DGraph": "graph",
+    "Metadata": "metadata",
+    "Packed": "batching",
+    "SampleId": "ids",
+    "Schedule": "schedule",
+    "Verdict": "ids",
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name for granted
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"{__name__}.{_HOMES.get(name, name)}")
+        value = getattr(module, name) if name in _HOMES else module
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)

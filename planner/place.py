@@ -1,0 +1,171 @@
+"""Place the spans of a drawn step on buckets, microbatches and packs. Never changes what is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megadask.planner.balance import Problem, balance, bucket_loads
+from megadask.planner.batching import Packed
+from megadask.planner.costs import evaluate
+from megadask.planner.draw import Draw, Packing
+from megadask.planner.graph import Strategy
+from megadask.planner.plan import Plan, draw_digest
+
+
+def place(
+    draw: Draw,
+    strategy: Strategy,
+    batching: Packed,
+    num_buckets: int,
+    mixture: Mapping[str, float],
+) -> Plan:
+    """Return the plan of a drawn step.
+
+    Every rank gets the same number of microbatches: as many as the packs that the draw filled need.
+    """
+    if not draw.table.num_rows:
+        return _plan(draw, None, np.empty(0, np.int64), num_buckets, batching, mixture)
+    used = int(draw.canonical_pack_N.max()) + 1
+    num_microbatches = -(-used // (num_buckets * batching.micro_batch))
+    problem = _problem(draw, strategy, batching, num_buckets, num_microbatches)
+    bin_N = balance(problem, strategy.method, **strategy.options)
+    return _plan(draw, problem, bin_N, num_buckets, batching, mixture)
+
+
+def place_rest(
+    draw: Draw,
+    strategy: Strategy,
+    batching: Packed,
+    num_buckets: int,
+    mixture: Mapping[str, float],
+    *,
+    consumed_N: NDArray[np.bool_],
+    first_microbatch: int,
+    assignment_digest: str,
+) -> Plan:
+    """Return the plan of what is left of a step that was interrupted at ``first_microbatch``.
+
+    Where the step would be placed as it was, the rest stays where it was; on another topology it
+    is placed anew, in microbatches numbered from ``first_microbatch`` on.
+    """
+    whole = place(draw, strategy, batching, num_buckets, mixture)
+    left_N = ~consumed_N
+    if whole.assignment_digest == assignment_digest:
+        loads_BMP = whole.loads_BMP.copy()
+        loads_BMP[:, :first_microbatch] = 0
+        columns = {
+            f"{name}_N": np.where(consumed_N, -1, getattr(whole, f"{name}_N"))
+            for name in ("bucket", "microbatch", "pack", "offset")
+        }
+        return replace(whole, loads_BMP=loads_BMP, first_microbatch=first_microbatch, **columns)
+    rest = replace(
+        draw,
+        table=draw.table.take(left_N),
+        canonical_pack_N=_repack(draw, batching, np.flatnonzero(left_N)),
+    )
+    part = place(rest, strategy, batching, num_buckets, mixture)
+    columns = {}
+    for name in ("bucket", "microbatch", "pack", "offset"):
+        columns[f"{name}_N"] = np.full(draw.table.num_rows, -1, np.int64)
+        columns[f"{name}_N"][left_N] = getattr(part, f"{name}_N")
+    columns["microbatch_N"][left_N] += first_microbatch
+    done_BMP = np.zeros((num_buckets, first_microbatch, part.loads_BMP.shape[2]), np.int64)
+    return replace(
+        whole,
+        loads_BMP=np.concatenate([done_BMP, part.loads_BMP], axis=1),
+        bound=part.bound,
+        first_microbatch=first_microbatch,
+        **columns,
+    )
+
+
+def _problem(
+    draw: Draw,
+    strategy: Strategy,
+    batching: Packed,
+    num_buckets: int,
+    num_microbatches: int,
+) -> Problem:
+    size_N = batching.padded(draw.table["tokens"])
+    # Caps and costs count padded tokens.
+    cost_NP = evaluate(strategy.cost, draw.table.with_columns(tokens=size_N))
+    # Packs in the order drawn, dealt to the buckets in turn: what a plain loader would do.
+    bucket_N, slot_N = draw.canonical_pack_N % num_buckets, draw.canonical_pack_N // num_buckets
+    return Problem(
+        cost_NP=cost_NP,
+        num_buckets=num_buckets,
+        num_microbatches=num_microbatches,
+        num_packs=batching.micro_batch,
+        size_N=size_N,
+        capacity=batching.seq_len,
+        max_items=batching.documents_limit,
+        start_N=bucket_N * num_microbatches * batching.micro_batch + slot_N,
+    )
+
+
+def _plan(
+    draw: Draw,
+    problem: Problem | None,
+    bin_N: NDArray[np.int64],
+    num_buckets: int,
+    batching: Packed,
+    mixture: Mapping[str, float],
+) -> Plan:
+    """Return the plan of a placement; no problem stands for no spans: the end of the data."""
+    num_packs = batching.micro_batch
+    slots = max(1, problem.num_microbatches * num_packs if problem else 1)
+    return Plan(
+        step=draw.step,
+        sources=tuple(draw.state.sources),
+        table=draw.table,
+        bucket_N=bin_N // slots,
+        microbatch_N=bin_N % slots // num_packs,
+        pack_N=bin_N % num_packs,
+        offset_N=_offsets(bin_N, batching.padded(draw.table["tokens"])),
+        loads_BMP=bucket_loads(problem, bin_N)
+        if problem
+        else np.zeros((num_buckets, 0, 1), np.int64),
+        bound=_bound(problem) if problem else 1.0,
+        num_packs=num_packs,
+        num_loss_tokens=int(draw.table["loss_tokens"].sum()),
+        mixture=mixture,
+        draw_digest=draw_digest(draw.step, draw.table),
+        passed=draw.passed,
+        state=draw.state.to_json(),
+        end=problem is None,
+    )
+
+
+def _offsets(bin_N: NDArray[np.int64], size_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return (N,) where each span begins in its pack; spans of a pack follow in the order drawn."""
+    order = np.argsort(bin_N, kind="stable")
+    starts = np.cumsum(size_N[order]) - size_N[order]
+    first = np.flatnonzero(np.diff(bin_N[order], prepend=-1))
+    counts = np.diff(np.append(first, len(order)))
+    offset_N = np.empty(len(order), np.int64)
+    offset_N[order] = starts - np.repeat(starts[first], counts)
+    return offset_N
+
+
+def _bound(problem: Problem) -> float:
+    """Return the lowest max / mean that any assignment could reach, of the worst part."""
+    mean_P = problem.cost_NP.sum(axis=0) / problem.num_buckets
+    costly_P = mean_P > 0
+    largest_P = problem.cost_NP.max(axis=0)
+    return float((largest_P[costly_P] / mean_P[costly_P]).max(initial=1.0))
+
+
+def _repack(draw: Draw, batching: Packed, left: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return packs for a part of a draw: tight if the longest-first packing fits, else its own."""
+    size_N = batching.padded(draw.table["tokens"])[left]
+    packing = Packing(draw.num_packs, batching)
+    tight_N = np.empty(len(left), np.int64)
+    for item in np.argsort(-size_N, kind="stable").tolist():
+        if size_N[item] > packing.room:
+            return draw.canonical_pack_N[left]
+        tight_N[item] = packing.add(int(size_N[item]))
+    return tight_N

@@ -1,0 +1,259 @@
+"""From the token slices of one microbatch to the arrays that a trainer reads.
+
+Axes: N spans, Q packs of the microbatch, T tokens of a pack, D most documents of a pack,
+C = T / cp tokens of one context-parallel slice.
+
+Everything here is a pure function of its arguments; a Data Constructor calls them with what it
+pulled from the loaders. In this module "document" is what a sequence of attention is: a span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megadask.planner.batching import Packed
+from megadask.planner.errors import ConfigError, PlanError
+
+#: Keys of a batch that `slice_cp` cuts; all are (Q, T).
+TOKEN_KEYS = ("tokens", "labels", "loss_mask", "position_ids")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pieces:
+    """What the N spans of one microbatch bring: where they go, and their tokens.
+
+    Spans may come in any order. Arrays are shared, never modified.
+
+    Parameters
+    ----------
+    pack_N
+        (N,) int64, pack of the microbatch, 0..Q-1.
+    offset_N
+        (N,) int64, first token of the span within its pack. The spans of a pack follow each other
+        from 0 without gaps, each taking its padded length.
+    start_N, stop_N
+        (N,) int64, the span is [start, stop) of its sample, in tokens.
+    tokens
+        Flat integers, the slices of all spans. The slice of a span has its stop - start tokens
+        and, where its sample goes on after the span, the next one: the target of the last input.
+    token_offsets
+        (N + 1,) int64, span n owns ``tokens[token_offsets[n]:token_offsets[n + 1]]``.
+    mask
+        Flat, as `tokens`: the loss weight of predicting that token; None stands for all ones.
+    """
+
+    pack_N: NDArray[np.int64]
+    offset_N: NDArray[np.int64]
+    start_N: NDArray[np.int64]
+    stop_N: NDArray[np.int64]
+    tokens: NDArray[np.integer[Any]]
+    token_offsets: NDArray[np.int64]
+    mask: NDArray[Any] | None = None
+
+
+def assemble(spec: Packed, pieces: Pieces) -> dict[str, NDArray[Any]]:
+    """Lay out the spans of one microbatch as packs.
+
+    All shapes depend on ``spec`` alone. No spans at all is a valid microbatch without loss.
+
+    Returns
+    -------
+    dict
+        ``tokens``, ``labels``, ``position_ids``
+            (Q, T) int64. The label of an input is the next token of its document, also where the
+            mask is 0; positions count from 0 in every span. All three are 0 on pads, and the label
+            of a document's last token is 0: only ``loss_mask`` says what counts.
+        ``loss_mask``
+            (Q, T) float32, weight of every label.
+        ``cu_seqlens``
+            (Q, D + 1) int32, documents' real tokens added up from 0; the last value repeated.
+        ``cu_seqlens_padded``
+            (Q, D + 1) int32, where documents start in the pack, then where the last one ends,
+            pads included; the last value repeated. A document of 7 tokens padded to 8 has
+            ``cu_seqlens`` [0, 7] and ``cu_seqlens_padded`` [0, 8] (Transformer Engine's way).
+        ``max_seqlen``
+            int64 without axes: T, a constant.
+
+    Raises
+    ------
+    PlanError
+        The spans do not fit their packs, or a slice is not as long as its span says.
+
+    Notes
+    -----
+    The tail of a pack, after its last document, belongs to no sequence: padded starts end at the
+    last document, so attention spends nothing on it. Kernels that take both arrays (Transformer
+    Engine) leave it at zero. Kernels that know one array get ``cu_seqlens_padded``, as pads follow
+    the tokens of their document and causal attention never looks at them; if such a kernel leaves
+    rows outside of all sequences unwritten (flash-attn) or wants the last value to be T, append a
+    column of T (to ``cu_seqlens``: its last column again), which makes the tail one more sequence
+    and keeps the shape static. It is not part of the batch since it would be paid for by all: a
+    sequence of pads costs the square of its length.
+    """
+    num_packs, seq_len = spec.micro_batch, spec.seq_len
+    length_N = pieces.stop_N - pieces.start_N
+    slice_N = np.diff(pieces.token_offsets)
+    _check_slices(pieces, length_N, slice_N)
+    batch: dict[str, NDArray[Any]] = {
+        "tokens": np.zeros((num_packs, seq_len), np.int64),
+        "labels": np.zeros((num_packs, seq_len), np.int64),
+        "loss_mask": np.zeros((num_packs, seq_len), np.float32),
+        "position_ids": np.zeros((num_packs, seq_len), np.int64),
+        **_sequences(spec, pieces, length_N),
+        "max_seqlen": np.array(seq_len, np.int64),
+    }
+    flat = {key: batch[key].reshape(-1) for key in TOKEN_KEYS}
+    first_N = pieces.pack_N * seq_len + pieces.offset_N
+
+    within = _within(length_N)
+    inputs = np.repeat(first_N, length_N) + within
+    flat["tokens"][inputs] = pieces.tokens[np.repeat(pieces.token_offsets[:-1], length_N) + within]
+    flat["position_ids"][inputs] = within
+
+    # Token i of a slice is the target of input i - 1: a slice of n tokens has n - 1 targets.
+    targets_N = np.maximum(slice_N - 1, 0)
+    within = _within(targets_N)
+    inputs = np.repeat(first_N, targets_N) + within
+    targets = np.repeat(pieces.token_offsets[:-1] + 1, targets_N) + within
+    flat["labels"][inputs] = pieces.tokens[targets]
+    flat["loss_mask"][inputs] = 1 if pieces.mask is None else pieces.mask[targets]
+    return batch
+
+
+def slice_cp(
+    batch: Mapping[str, NDArray[Any]], cp_rank: int, cp_size: int
+) -> dict[str, NDArray[Any]]:
+    """Return what one context-parallel rank gets of a batch of `assemble`.
+
+    The keys of `TOKEN_KEYS` become (Q, C), see `cp_positions`; all others stay those of the whole
+    batch, ``cu_seqlens`` too, as context-parallel attention expects. With ``cp_size=1`` the arrays
+    are those of ``batch``, not copies.
+
+    Raises
+    ------
+    ConfigError
+        The pack or a document cannot be cut in 2 x cp equal chunks.
+    """
+    positions_QC = cp_positions(
+        batch["cu_seqlens_padded"], int(batch["max_seqlen"]), cp_rank, cp_size
+    )
+    if cp_size == 1:
+        return dict(batch)
+    return {
+        key: np.take_along_axis(array, positions_QC, axis=1) if key in TOKEN_KEYS else array
+        for key, array in batch.items()
+    }
+
+
+def cp_positions(
+    cu_seqlens_padded: NDArray[np.integer[Any]], seq_len: int, cp_rank: int, cp_size: int
+) -> NDArray[np.int64]:
+    """Return (Q, C) int64, which tokens of their pack a context-parallel rank gets, in its order.
+
+    Every padded document is cut in 2 x cp chunks; rank r gets chunks r and 2 x cp - 1 - r, so all
+    ranks do the same causal attention. Documents stay in order; the tail of the pack is shared out
+    as one more document. The slices of all ranks are a partition of the pack.
+
+    Parameters
+    ----------
+    cu_seqlens_padded
+        (Q, D + 1) of `assemble`, not modified.
+    seq_len
+        T.
+    cp_rank, cp_size
+        The rank along the context-parallel axis, from 0, and the length of that axis.
+    """
+    if not 0 <= cp_rank < cp_size:
+        raise ConfigError("context-parallel rank", got=cp_rank, limit=f"0..{cp_size - 1}")
+    num_packs, chunks = len(cu_seqlens_padded), 2 * cp_size
+    if cp_size == 1:
+        return np.broadcast_to(np.arange(seq_len), (num_packs, seq_len))
+    if seq_len % chunks:
+        raise ConfigError("Packed(seq_len=)", got=seq_len, limit=f"a multiple of 2 x cp = {chunks}")
+    tail_Q1 = np.full((num_packs, 1), seq_len)
+    bounds = np.concatenate([cu_seqlens_padded, tail_Q1], axis=1).astype(np.int64)
+    starts, lengths = bounds[:, :-1].ravel(), np.diff(bounds, axis=1).ravel()
+    if (lengths % chunks).any():
+        raise ConfigError(
+            "a padded document cannot be cut for context parallelism",
+            got=f"{lengths[lengths % chunks > 0][0]} tokens",
+            limit=f"a multiple of 2 x cp = {chunks}",
+            remedy=f"Choose Packed(pad_to_multiple=) as a multiple of {chunks}.",
+        )
+    chunk = lengths // chunks
+    own = 2 * chunk
+    within = _within(own)
+    # The second chunk follows the first in the slice; in the pack the other ranks' lie between.
+    skipped = np.where(within < np.repeat(chunk, own), cp_rank, chunks - 2 - cp_rank)
+    skipped *= np.repeat(chunk, own)
+    positions = np.repeat(starts, own) + within + skipped
+    return positions.reshape(num_packs, seq_len // cp_size)
+
+
+def num_loss_tokens(batch: Mapping[str, NDArray[Any]]) -> int:
+    """Return how many targets of a batch, or of a slice of one, have a weight other than 0."""
+    return int(np.count_nonzero(batch["loss_mask"]))
+
+
+def _sequences(
+    spec: Packed, pieces: Pieces, length_N: NDArray[np.int64]
+) -> dict[str, NDArray[np.int32]]:
+    """Return ``cu_seqlens`` and ``cu_seqlens_padded``, having checked that the spans fit."""
+    num_packs, limit = spec.micro_batch, spec.documents_limit
+    if pieces.pack_N.size and not 0 <= pieces.pack_N.min() <= pieces.pack_N.max() < num_packs:
+        raise PlanError("a span lies in no pack", got=pieces.pack_N, limit=f"0..{num_packs - 1}")
+    count_Q = np.bincount(pieces.pack_N, minlength=num_packs)
+    if (count_Q > limit).any():
+        raise PlanError("a pack has too many documents", got=count_Q.max(), limit=f"<= {limit}")
+    order_N = np.lexsort((pieces.offset_N, pieces.pack_N))
+    row_N, column_N = pieces.pack_N[order_N], _within(count_Q)
+
+    def added_up(tokens_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        bounds = np.zeros((num_packs, limit + 1), np.int64)
+        bounds[row_N, column_N + 1] = tokens_N[order_N]
+        return bounds.cumsum(axis=1)
+
+    padded = added_up(spec.padded(length_N))
+    if (padded[:, -1] > spec.seq_len).any():
+        raise PlanError(
+            "documents do not fit their pack",
+            got=f"{padded[:, -1].max()} padded tokens",
+            limit=f"at most seq_len={spec.seq_len}",
+        )
+    if (pieces.offset_N[order_N] != padded[row_N, column_N]).any():
+        raise PlanError(
+            "spans of a pack overlap or leave gaps",
+            got=f"offsets {pieces.offset_N[order_N]}",
+            limit=f"{padded[row_N, column_N]}",
+        )
+    return {
+        "cu_seqlens": added_up(length_N).astype(np.int32),
+        "cu_seqlens_padded": padded.astype(np.int32),
+    }
+
+
+def _check_slices(pieces: Pieces, length_N: NDArray[np.int64], slice_N: NDArray[np.int64]) -> None:
+    """Raise PlanError unless every slice has its span's tokens and at most the next one."""
+    next_N = slice_N - length_N
+    bad = np.flatnonzero((next_N < 0) | (next_N > 1) | (length_N < 0))
+    if bad.size:
+        n = bad[0]
+        raise PlanError(
+            f"the slice of span {n} is not as long as its span",
+            got=f"{slice_N[n]} tokens",
+            limit=f"{length_N[n]}, or one more where the sample goes on",
+        )
+    total = pieces.token_offsets[-1]
+    if len(pieces.tokens) != total or (pieces.mask is not None and len(pieces.mask) != total):
+        raise PlanError("slices do not add up to the tokens", got=len(pieces.tokens), limit=total)
+
+
+def _within(count_N: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return 0..count-1 for each of N counts, one after the other."""
+    first_N: NDArray[np.int64] = np.cumsum(count_N, dtype=np.int64) - count_N
+    return np.arange(int(count_N.sum()), dtype=np.int64) - np.repeat(first_N, count_N)

@@ -1,0 +1,48 @@
+"""Ready samples of a loader, within a limit of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+
+class SampleCache:
+    """Samples by key. What was served goes first; what does not fit is not kept.
+
+    A cache miss is never an error: samples can be read again by their id.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.bytes = 0
+        self._fresh: dict[Hashable, tuple[Mapping[str, Any], int]] = {}
+        self._served: OrderedDict[Hashable, tuple[Mapping[str, Any], int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._fresh) + len(self._served)
+
+    def put(self, key: Hashable, sample: Mapping[str, Any], size_bytes: int) -> None:
+        """Keep a sample if it fits, at the cost of samples that were served."""
+        if key in self._fresh or key in self._served:
+            return
+        while self._served and self.bytes + size_bytes > self.limit_bytes:
+            _, (_, freed) = self._served.popitem(last=False)
+            self.bytes -= freed
+        if self.bytes + size_bytes <= self.limit_bytes:
+            self._fresh[key] = (sample, size_bytes)
+            self.bytes += size_bytes
+
+    def get(self, key: Hashable) -> Mapping[str, Any] | None:
+        """Return a sample, or None, and count it as served."""
+        entry = self._fresh.pop(key, None) or self._served.pop(key, None)
+        if entry is None:
+            return None
+        self._served[key] = entry
+        return entry[0]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._fresh.clear()
+        self._served.clear()
+        self.bytes = 0

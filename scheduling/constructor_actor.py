@@ -1,0 +1,368 @@
+"""A Data Constructor as a Dask actor: builds the batches of some buckets from committed plans.
+
+It holds committed microbatches until every rank of their bucket has acknowledged them, within a limit
+of bytes: microbatches are admitted in their order, and the one that is due always is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pickle
+from typing import Any
+
+import numpy as np
+from distributed import get_worker
+from numpy.typing import NDArray
+
+from megadask.planner.plan import Plan
+from megadask.scheduling.assemble import assemble, num_loss_tokens, slice_cp
+from megadask.scheduling.delivery import Reply, reply, span_ids, step_header
+from megadask.scheduling.errors import pack_error
+from megadask.scheduling.gather import Payload, gather
+from megadask.scheduling.owners import Partners
+from megadask.scheduling.record import Watermark
+from megadask.scheduling.spec import RunSpec
+from megadask.scheduling.wire import Signal
+
+logger = logging.getLogger(__name__)
+
+#: How long one call waits at the supervisor for new plans.
+FOLLOW_S = 10.0
+#: Microbatches that are being built at a time.
+MOST_BUILDS = 4
+
+_Slot = tuple[int, int]  # step, microbatch
+
+
+class ConstructorActor:
+    """Builds and hands out the batches of some buckets.
+
+    Parameters
+    ----------
+    run
+        Name of the pipeline's record at the supervisor.
+    incarnation
+        The life that the supervisor gave to this actor.
+    blob
+        Pickled `RunSpec`.
+    buckets
+        The buckets it serves.
+    """
+
+    def __init__(self, run: str, incarnation: str, blob: bytes, buckets: tuple[int, ...]) -> None:
+        self._worker = get_worker()
+        self._run = run
+        self._incarnation = incarnation
+        self._spec: RunSpec = pickle.loads(blob)
+        self._buckets = buckets
+        axis, tree = self._spec.strategy.axis, self._spec.topology
+        self._bucket_of = {r: b for b in buckets for r in tree.ranks_of(b, axis)}
+        self._slices_cp = "cp" not in (axis if isinstance(axis, tuple) else (axis,)) and axis != "world"
+        self._partners = Partners(self._worker, run, self._spec.limits)
+        self._changed = Signal()
+        self._generation = 0
+        self._plans: dict[int, Plan] = {}
+        self._built: dict[_Slot, dict[int, dict[str, NDArray[Any]]]] = {}
+        self._bytes: dict[_Slot, int] = {}
+        self._marks: dict[int, Watermark] = {}
+        self._reported: dict[int, Watermark] = {}
+        self._tokens: dict[int, str] = {}
+        self._version = -1
+        self._closed: Reply | None = None
+        self._failed: Reply | None = None  # the answer for steps that will never be planned
+        self._tasks: list[asyncio.Task[None]] = []
+        self._builds: dict[_Slot, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Begin to follow the committed plans; returns at once."""
+        for work in (self._follow, self._build_on, self._report):
+            self._tasks.append(asyncio.create_task(self._guard(work()), name=f"{self._run} {work.__name__}"))
+
+    async def close(self) -> None:
+        """Stop; whoever waits for a batch is told."""
+        self._close(reply("closed", reason="the service was closed"))
+        tasks = [*self._tasks, *self._builds.values()]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def fetch(
+        self,
+        rank: int,
+        token: str,
+        generation: int,
+        slot: _Slot,
+        mark: Watermark,
+        wait_s: float,
+        with_plan: bool,
+        keys: list[str] | None,
+    ) -> Reply:
+        """Return a microbatch of a rank; ``mark`` acknowledges everything before it.
+
+        Asking again gives the same. Waits for up to ``wait_s`` seconds.
+
+        Parameters
+        ----------
+        with_plan
+            Whether to send along what there is to know of the step.
+        keys
+            The arrays to send; None for all.
+        """
+        refused = await self._refuse(rank, token, generation, wait_s)
+        if refused is not None:
+            return refused
+        self._acknowledge(rank, mark)
+        bucket = self._bucket_of[rank]
+        answer = await self._changed.wait_until(
+            lambda: self._closed or self._answer(generation, bucket, (slot[0], slot[1])), wait_s
+        )
+        if answer is None:
+            return reply("wait", waiting_for=self._waiting_for(slot))
+        if isinstance(answer, dict):
+            return answer
+        return self._batch(rank, bucket, answer, slot, with_plan=with_plan, keys=keys)
+
+    async def acknowledge(self, rank: int, token: str, generation: int, mark: Watermark) -> Reply:
+        """Take note that a rank is done with everything before ``mark``."""
+        refused = await self._refuse(rank, token, generation, 0.0)
+        if refused is not None:
+            return refused
+        self._acknowledge(rank, mark)
+        await self._changed.wait_until(lambda: self._closed or not self._unreported(), 5.0)
+        return reply("done")
+
+    async def status(self) -> dict[str, Any]:
+        """Return what the buffers hold."""
+        return {
+            "buckets": list(self._buckets),
+            "held_bytes": sum(self._bytes.values()),
+            "held_microbatches": len(self._built),
+            "limit_bytes": self._spec.limits.constructor_bytes,
+        }
+
+    # Answers ----------------------------------------------------------------------------------
+
+    async def _refuse(self, rank: int, token: str, generation: int, wait_s: float) -> Reply | None:
+        """Return why a call cannot be answered, after catching up with the supervisor."""
+        known = lambda: (  # noqa: E731
+            self._closed or (self._generation >= generation and self._tokens.get(rank) == token)
+        )
+        await self._changed.wait_until(known, max(wait_s, 5.0))
+        if self._closed is not None:
+            return self._closed
+        if self._tokens.get(rank) != token:
+            return reply("claim")
+        if self._generation != generation:
+            return reply("generation", generation=self._generation)
+        return None
+
+    def _answer(self, generation: int, bucket: int, slot: _Slot) -> Plan | Reply | None:
+        """Return what a rank is to be told of a slot, None as long as nothing is known."""
+        if generation != self._generation:
+            return reply("generation", generation=self._generation)
+        plan = self._plans.get(slot[0])
+        if plan is None:
+            return self._failed
+        if plan.end:
+            return reply("end", step=plan.step)
+        if slot[1] >= plan.num_microbatches:
+            return reply("step_over", num_microbatches=plan.num_microbatches)
+        return plan if bucket in self._built.get(slot, ()) else None
+
+    def _batch(
+        self,
+        rank: int,
+        bucket: int,
+        plan: Plan,
+        slot: _Slot,
+        *,
+        with_plan: bool,
+        keys: list[str] | None,
+    ) -> Reply:
+        """Return the batch of one rank: its slice, or only the facts where it receives by broadcast."""
+        step, microbatch = slot
+        arrays = self._built[slot][bucket]
+        tree = self._spec.topology
+        index, of = tree.cp_slice(rank)
+        mine = slice_cp(arrays, index, of) if self._slices_cp and of > 1 else arrays
+        header = {
+            "microbatch": microbatch,
+            "num_loss_tokens": num_loss_tokens(mine),
+            "step": step,
+            "generation": self._generation,
+        }
+        if with_plan:
+            header["plan"] = step_header(plan)
+        ids = span_ids(plan, plan.rows_of(bucket, microbatch))
+        if tree.delivery(rank, self._spec.strategy.broadcast_axes) == "broadcast":
+            return reply("batch", {"ids": ids}, **header)
+        wanted = {key: mine[key] for key in mine if keys is None or key in keys}
+        return reply("batch", {**wanted, "ids": ids}, **header)
+
+    def _waiting_for(self, slot: _Slot) -> str:
+        if slot[0] not in self._plans:
+            return f"the plan of step {slot[0]}"
+        return f"the payload of step {slot[0]}, microbatch {slot[1]}"
+
+    # Acknowledgements -------------------------------------------------------------------------
+
+    def _acknowledge(self, rank: int, mark: Watermark) -> None:
+        mark = (mark[0], mark[1])  # it may have travelled as a list
+        if mark <= self._marks.get(rank, (-1, 0)):
+            return
+        self._marks[rank] = mark
+        low = min(self._marks.values())
+        for slot in [slot for slot in self._built if slot < low]:
+            for bucket in list(self._built[slot]):
+                if all(self._marks[r] > slot for r, b in self._bucket_of.items() if b == bucket):
+                    del self._built[slot][bucket]
+            if not self._built[slot]:
+                del self._built[slot], self._bytes[slot]
+        for step in [step for step in self._plans if step < low[0]]:
+            del self._plans[step]
+        self._changed.set()
+
+    def _unreported(self) -> dict[int, Watermark]:
+        return {rank: mark for rank, mark in self._marks.items() if self._reported.get(rank) != mark}
+
+    async def _report(self) -> None:
+        """Pass watermarks on to the supervisor, many at a time."""
+        while True:
+            news = await self._changed.wait_until(self._unreported, FOLLOW_S)
+            if news:
+                generation = self._generation
+                marks = [[rank, *mark] for rank, mark in news.items()]
+                await self._partners.supervisor("acknowledge", generation=generation, marks=marks)
+                if generation == self._generation:
+                    self._reported.update(news)
+                self._changed.set()
+
+    # Plans and payload ------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Keep up with the supervisor's record."""
+        while self._closed is None:
+            news = await self._partners.supervisor(
+                "plans",
+                incarnation=self._incarnation,
+                generation=self._generation,
+                from_step=max(self._plans, default=-1) + 1,
+                newer_than=self._version,
+                wait_s=FOLLOW_S,
+            )
+            if news["status"] == "closed":
+                self._close(reply("closed", _error_array(news), reason=news["reason"]))
+                return
+            if news["error"]:
+                self._failed = reply("closed", _error_array(news), reason="it failed")
+            self._version = news["version"]
+            self._tokens = dict(news["tokens"])
+            if news["generation"] != self._generation:
+                self._restart(news)
+            for data in news["plans"]:
+                plan = Plan.from_arrow(data)
+                self._plans[plan.step] = plan
+            self._changed.set()
+
+    def _restart(self, news: dict[str, Any]) -> None:
+        """Drop what an earlier generation built."""
+        for task in self._builds.values():
+            task.cancel()
+        self._builds.clear()
+        self._plans.clear()
+        self._built.clear()
+        self._bytes.clear()
+        self._generation = news["generation"]
+        marks = {rank: (step, microbatch) for rank, step, microbatch in news["marks"]}
+        self._marks = {rank: marks[rank] for rank in self._bucket_of}
+        self._reported = dict(self._marks)
+
+    async def _build_on(self) -> None:
+        """Admit microbatches in their order, as far as the limit of bytes allows."""
+        while self._closed is None:
+            slot = await self._changed.wait_until(self._admissible, FOLLOW_S)
+            if slot is not None:
+                self._bytes[slot] = self._estimate()
+                task = asyncio.create_task(self._guard(self._build(slot)))
+                self._builds[slot] = task
+                task.add_done_callback(lambda _, slot=slot: self._built_one(slot))
+
+    def _built_one(self, slot: _Slot) -> None:
+        self._builds.pop(slot, None)
+        self._changed.set()
+
+    def _admissible(self) -> _Slot | None:
+        """Return the next microbatch to build, if it may be built now."""
+        low = min(self._marks.values(), default=(0, 0))
+        for step in sorted(self._plans):
+            plan = self._plans[step]
+            for microbatch in range(plan.first_microbatch, plan.num_microbatches):
+                slot = (step, microbatch)
+                if slot < low or slot in self._bytes:
+                    continue
+                if not self._bytes:
+                    return slot
+                room = self._spec.limits.constructor_bytes - sum(self._bytes.values())
+                fits = room >= self._estimate() and len(self._builds) < MOST_BUILDS
+                is_due = slot == low
+                return slot if fits or is_due else None
+        return None
+
+    def _estimate(self) -> int:
+        """Return about how many bytes a microbatch of all buckets takes."""
+        batching = self._spec.batching
+        return len(self._buckets) * batching.micro_batch * batching.seq_len * 28
+
+    async def _build(self, slot: _Slot) -> None:
+        step, microbatch = slot
+        generation, plan = self._generation, self._plans[step]
+        rows = {bucket: plan.rows_of(bucket, microbatch) for bucket in self._buckets}
+        union = np.concatenate(list(rows.values()))
+        payload = await gather(self._partners, plan.sources, plan.table.take(union))
+        built = await asyncio.to_thread(self._assemble, plan, rows, payload)
+        if generation == self._generation:
+            self._built[slot] = built
+            self._bytes[slot] = sum(a.nbytes for arrays in built.values() for a in arrays.values())
+            self._changed.set()
+
+    def _assemble(
+        self, plan: Plan, rows: dict[int, NDArray[np.int64]], payload: Payload
+    ) -> dict[int, dict[str, NDArray[Any]]]:
+        built, first = {}, 0
+        union = np.concatenate(list(rows.values()))
+        table = plan.table.take(union)
+        for bucket, mine in rows.items():
+            within = np.arange(first, first + len(mine))
+            first += len(mine)
+            pieces = payload.pieces(within, table, plan.pack_N[mine], plan.offset_N[mine])
+            built[bucket] = assemble(self._spec.batching, pieces)
+        return built
+
+    # The end ----------------------------------------------------------------------------------
+
+    def _close(self, answer: Reply) -> None:
+        if self._closed is None:
+            self._closed = answer
+            self._changed.set()
+
+    async def _guard(self, work: Any) -> None:
+        """Run a part of the actor; what it raises reaches every trainer."""
+        try:
+            await work
+        except Exception as error:  # whatever it is, the trainers must hear of it
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            logger.exception("constructor of %s failed", self._run)
+            data = pack_error(error)
+            self._close(reply("closed", _error_array({"error": data}), reason=str(error)))
+            await self._partners.supervisor("fail", incarnation=self._incarnation, error=data)
+
+
+def _error_array(news: dict[str, Any]) -> Reply:
+    """Return the packed error of a failed run as an array, if it failed."""
+    data = news.get("error")
+    return {"error": np.frombuffer(data, np.uint8)} if data else {}

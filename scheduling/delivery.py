@@ -1,0 +1,58 @@
+"""The form in which a Data Constructor answers a trainer: one flat dict of arrays.
+
+Dask sends a flat dict of numpy arrays without a copy, if its first value is an array; so everything
+that is not an array travels as JSON in the array ``header``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megadask.planner.plan import Plan
+from megadask.scheduling.point import verdicts_of
+
+Reply = dict[str, NDArray[Any]]
+
+
+def reply(status: str, payload: Mapping[str, NDArray[Any]] | None = None, **header: Any) -> Reply:
+    """Return an answer.
+
+    status: ``"batch"``, ``"step_over"`` (the step has no such microbatch), ``"end"``, ``"wait"``
+    (not ready within the time allowed), ``"generation"`` (the run went back to a state) or
+    ``"closed"``.
+    """
+    text = json.dumps({"status": status, **header}, separators=(",", ":"))
+    return {"header": np.frombuffer(text.encode(), np.uint8), **(payload or {})}
+
+
+def read_reply(answer: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], Reply]:
+    """Split an answer into its header and its arrays."""
+    header = json.loads(answer["header"].tobytes())
+    return header, {name: array for name, array in answer.items() if name != "header"}
+
+
+def step_header(plan: Plan) -> dict[str, Any]:
+    """Return what a trainer must know of a step to run it and to save its state anywhere in it."""
+    return {
+        "step": plan.step,
+        "num_microbatches": plan.num_microbatches,
+        "first_microbatch": plan.first_microbatch,
+        "num_loss_tokens": plan.num_loss_tokens,
+        "imbalance": plan.imbalance,
+        "state_after": plan.state,
+        "microbatch_N": plan.microbatch_N.tolist(),
+        "draw_digest": plan.draw_digest,
+        "assignment_digest": plan.assignment_digest,
+        "verdicts": verdicts_of(plan),
+    }
+
+
+def span_ids(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return (6, n) int64: source, epoch, lane, position, start, stop of the given rows."""
+    names = ("source", "epoch", "lane", "position", "start", "stop")
+    return np.stack([plan.table[name][rows].astype(np.int64) for name in names])

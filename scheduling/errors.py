@@ -1,0 +1,56 @@
+"""The errors of the running service. All of them survive pickling."""
+
+from __future__ import annotations
+
+import pickle
+
+from megadask.planner.errors import MegaDaskError
+
+
+class ServiceError(MegaDaskError, RuntimeError):
+    """The service cannot do what was asked, or has failed."""
+
+
+class ClosedError(ServiceError):
+    """The service is closed; the message says by whom or why."""
+
+
+class StaleError(ServiceError):
+    """A planner, loader, constructor or trainer of an earlier life spoke up; it is ignored."""
+
+
+class ClaimError(ServiceError):
+    """A rank belongs to another trainer."""
+
+
+class WorkerError(ServiceError):
+    """A Dask worker cannot run MegaDask."""
+
+
+class SourceError(ServiceError):
+    """A source cannot be read, or reads differently than before."""
+
+
+class JournalError(ServiceError):
+    """The checkpoint path holds something that cannot be continued."""
+
+
+class DeadlineError(MegaDaskError, TimeoutError):
+    """A wait reached its deadline; the message says what it waited for."""
+
+
+def pack_error(error: BaseException) -> bytes:
+    """Return an error as bytes for another process; one that does not pickle is described."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # any class may fail to pickle in any way
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        data = pickle.dumps(SourceError(f"{type(error).__name__}: {error}{notes}"))
+    return data
+
+
+def unpack_error(data: bytes) -> Exception:
+    """Invert `pack_error`."""
+    error = pickle.loads(data)
+    return error if isinstance(error, Exception) else ServiceError(repr(error))

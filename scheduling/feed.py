@@ -1,0 +1,146 @@
+"""The Planner's buffer of one source: metadata fetched from its loaders, in canonical order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import numpy as np
+
+from megadask.planner.draw import Rows, is_before, rows_after
+from megadask.planner.ids import Verdict
+from megadask.planner.metadata import Metadata, concat
+from megadask.planner.state import LaneCursor, SourceState
+from megadask.scheduling.errors import SourceError
+from megadask.scheduling.owners import Partners, by_owner
+
+#: Records of one lane that one call asks for, at most.
+MOST_PER_CALL = 256
+
+
+class SourceFeed:
+    """Fetches the spans of one source ahead of the draw.
+
+    Fetching is by (epoch, lane, position), so it does not matter which loader answers, nor how often
+    it was asked.
+
+    Parameters
+    ----------
+    name
+        Of the source.
+    partners
+        Calls to its loaders.
+    epochs
+        Epochs to read, None for ever.
+    overrides
+        (epoch, lane, position) to the verdict that an earlier reading committed (rule 6).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        state: SourceState,
+        partners: Partners,
+        epochs: int | None,
+        overrides: Mapping[tuple[int, int, int], int],
+    ) -> None:
+        self.name = name
+        self._partners = partners
+        self._epochs = epochs
+        self._overrides = overrides
+        self._state = state
+        self._fetched: list[Metadata] = []
+        self._epoch = state.cursor[0]
+        self._cursors = dict(enumerate(state.lanes))
+        self._live = set(self._cursors)
+        # Position up to which every live lane has been fetched.
+        self._frontier = state.cursor[1]
+        # What came of an epoch is judged only where it was seen from its beginning.
+        self._readable = state.cursor[1:] != (0, 0, 0)
+        self.last_draw = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is nothing more to fetch."""
+        return self._epochs is not None and self._epoch >= self._epochs
+
+    @property
+    def rows(self) -> Rows:
+        """What is known of the source, from its state on."""
+        if len(self._fetched) > 1:
+            self._fetched = [concat(self._fetched)]
+        fetched = self._fetched[0] if self._fetched else self._state.outstanding.take(np.zeros(0))
+        return rows_after(self._state, fetched, self._epoch)
+
+    @property
+    def num_ready(self) -> int:
+        """Readable spans that are known and not yet drawn."""
+        return int((self.rows.table["verdict"] == Verdict.OK).sum())
+
+    async def fetch(self, num_spans: int) -> None:
+        """Fetch about so many more spans, at least one more record of each lane."""
+        if self.complete:
+            return
+        per_lane = max(1, min(MOST_PER_CALL, num_spans // max(1, len(self._live))))
+        until = self._frontier + per_lane
+        lanes = {lane: self._cursors[lane] for lane in sorted(self._live)}
+        parts = by_owner(await self._partners.loaders(self.name), lanes)
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(self._ask(part, until)) for part in parts]
+        self._fetched.append(_canonical(concat([task.result() for task in asked])))
+        self._frontier = until
+        if not self._live:
+            self._next_epoch()
+
+    def trim(self, state: SourceState, num_drawn: int) -> None:
+        """Forget what a committed draw took or passed over."""
+        self._state = state
+        self.last_draw = num_drawn
+        self._fetched = [part.take(~is_before(part, state.cursor)) for part in self._fetched]
+        self._fetched = [part for part in self._fetched if part.num_rows]
+
+    async def _ask(self, cursors: Mapping[int, LaneCursor], until: int) -> Metadata:
+        reply = await self._partners.ask(
+            self.name,
+            min(cursors),
+            "describe",
+            epoch=self._epoch,
+            cursors={str(k): [c.position, c.shard, c.row] for k, c in cursors.items()},
+            until=until,
+        )
+        for lane, (position, shard, row) in reply["cursors"].items():
+            self._cursors[int(lane)] = LaneCursor(position=position, shard=shard, row=row)
+        self._live.difference_update(reply["ended"])
+        table = Metadata.unpack(reply["table"])
+        self._readable = self._readable or bool((table["verdict"] == Verdict.OK).any())
+        return self._overridden(table)
+
+    def _overridden(self, table: Metadata) -> Metadata:
+        """Put committed verdicts in the place of those of this reading."""
+        if not self._overrides or not table.num_rows:
+            return table
+        verdict = table["verdict"].copy()
+        keys = zip(*(table[n].tolist() for n in ("epoch", "lane", "position")), strict=True)
+        for row, key in enumerate(keys):
+            verdict[row] = self._overrides.get(key, verdict[row])
+        return table.with_columns(verdict=verdict)
+
+    def _next_epoch(self) -> None:
+        if not self._readable:
+            raise SourceError(
+                f"source {self.name!r} has nothing readable in epoch {self._epoch}",
+                remedy="Look at the reasons of skipped and filtered records in service.stats().",
+            )
+        self._epoch += 1
+        self._readable = False
+        self._frontier = 0
+        self._cursors = {lane: LaneCursor() for lane in self._cursors}
+        self._live = set(self._cursors)
+
+
+def _canonical(table: Metadata) -> Metadata:
+    """Return spans in canonical order."""
+    keys = (table["start"], table["lane"], table["position"], table["epoch"])
+    return table.take(np.lexsort(keys))
+
+

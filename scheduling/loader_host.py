@@ -1,0 +1,118 @@
+"""The worker plugin that hosts Source Loaders on a Dask worker.
+
+Each loader has one thread of its own, so that a slow source delays no other, and one incarnation:
+calls meant for an earlier life are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from distributed import Worker, WorkerPlugin
+from distributed.core import Status
+
+from megadask.planner.metadata import Metadata
+from megadask.planner.state import LaneCursor
+from megadask.scheduling.errors import StaleError
+from megadask.scheduling.source_loader import SourceLoader
+from megadask.scheduling.wire import LOADER_HOST
+
+
+@dataclass
+class _Hosted:
+    """A loader and its thread."""
+
+    loader: SourceLoader
+    thread: ThreadPoolExecutor
+
+
+class LoaderHost(WorkerPlugin):
+    """Hosts the loaders of all services on one worker."""
+
+    name = "megadask-loader-host"
+    idempotent = True
+
+    def setup(self, worker: Worker) -> None:
+        """Answer calls to the loaders of this worker."""
+        self._hosted: dict[str, _Hosted] = {}
+        self._worker = worker
+        worker.handlers[LOADER_HOST] = self.handle
+
+    def teardown(self, worker: Worker) -> None:
+        """Close every loader."""
+        worker.handlers.pop(LOADER_HOST, None)
+        for incarnation in list(self._hosted):
+            self._release(incarnation)
+
+    async def handle(self, call: str, incarnation: str, **arguments: Any) -> Any:
+        """Carry out one call: open, describe, serve, status or release a loader."""
+        if call == "open":
+            return await self._open(incarnation, **arguments)
+        if call == "release":
+            return self._release(incarnation)
+        hosted = self._hosted.get(incarnation)
+        if hosted is None:
+            raise StaleError(
+                "this worker has no such loader",
+                got=f"incarnation {incarnation}",
+                remedy="It was replaced or released; ask the supervisor for the owner.",
+            )
+        method = {"describe": _describe, "serve": _serve, "status": _status}[call]
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(hosted.thread, partial(method, hosted.loader, **arguments))
+
+    async def _open(self, incarnation: str, blob: bytes, limit_bytes: int) -> None:
+        if incarnation in self._hosted or self._worker.status not in (Status.running, Status.paused):
+            return
+        thread = ThreadPoolExecutor(1, thread_name_prefix="megadask-loader")
+        loop = asyncio.get_running_loop()
+        spec = await loop.run_in_executor(thread, pickle.loads, blob)
+        self._hosted[incarnation] = _Hosted(SourceLoader(spec, limit_bytes), thread)
+
+    def _release(self, incarnation: str) -> None:
+        hosted = self._hosted.pop(incarnation, None)
+        if hosted is not None:
+            with contextlib.suppress(RuntimeError):  # the interpreter may be shutting down
+                hosted.thread.submit(hosted.loader.close)
+            hosted.thread.shutdown(wait=False)
+
+
+def _describe(
+    loader: SourceLoader, epoch: int, cursors: Mapping[str, list[int]], until: int
+) -> dict[str, Any]:
+    """Return the metadata of the next records; keys of messages are strings."""
+    at = {
+        int(lane): LaneCursor(position=position, shard=shard, row=row)
+        for lane, (position, shard, row) in cursors.items()
+    }
+    described = loader.describe(epoch, at, until)
+    return {
+        "table": described.table.pack(),
+        "cursors": {
+            str(lane): [cursor.position, cursor.shard, cursor.row]
+            for lane, cursor in described.cursors.items()
+        },
+        "ended": sorted(described.ended),
+    }
+
+
+def _serve(loader: SourceLoader, wanted: dict[str, Any]) -> dict[str, Any]:
+    return loader.serve(Metadata.unpack(wanted))
+
+
+def _status(loader: SourceLoader) -> dict[str, Any]:
+    return {
+        "source": loader.spec.name,
+        "cached_bytes": loader.cache.bytes,
+        "cached_samples": len(loader.cache),
+        "rereads": loader.num_rereads,
+        "skip_reasons": list(loader.skip_reasons),
+        "open_lanes": loader.num_open_lanes,
+    }

@@ -1,0 +1,94 @@
+"""Who owns which lanes, as one role sees it, and calls to them that outlive a replacement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Worker
+from distributed.comm import CommClosedError
+
+from megadask.scheduling.errors import DeadlineError, StaleError
+from megadask.scheduling.spec import Limits
+from megadask.scheduling.wire import LOADER_HOST, SUPERVISOR, within
+
+#: What a call to a lost or replaced partner fails with.
+LOST = (OSError, CommClosedError, StaleError)
+
+
+@dataclass(frozen=True)
+class LoaderAddress:
+    """The present life of the loader of some lanes."""
+
+    lanes: tuple[int, ...]
+    address: str
+    incarnation: str
+
+
+class Partners:
+    """Calls from one role, on a worker, to the supervisor and to the loaders of its pipeline."""
+
+    def __init__(self, worker: Worker, run: str, limits: Limits) -> None:
+        self._worker = worker
+        self._run = run
+        self._limits = limits
+        self._version = -1
+        self._loaders: dict[str, list[LoaderAddress]] = {}
+
+    async def supervisor(self, call: str, *, wait_s: float = 0.0, **arguments: Any) -> Any:
+        """Call the supervisor; a call that may wait there for ``wait_s`` has so much longer."""
+        if wait_s:
+            arguments["wait_s"] = wait_s
+        asked = getattr(self._worker.scheduler, SUPERVISOR)(call=call, run=self._run, **arguments)
+        return await within(self._limits.reply_s + wait_s, asked, f"the supervisor's {call!r}")
+
+    async def loaders(self, source: str) -> list[LoaderAddress]:
+        """Return the loaders of a source."""
+        if self._version < 0:
+            await self.refresh()
+        return self._loaders[source]
+
+    async def refresh(self) -> None:
+        """Learn of the owners, waiting until there are newer ones than those known."""
+        reply = await self.supervisor("owners", newer_than=self._version, wait_s=1.0)
+        self._version = reply["version"]
+        self._loaders = {
+            source: [LoaderAddress(tuple(lanes), *owner) for lanes, *owner in owners]
+            for source, owners in reply["loaders"].items()
+        }
+
+    async def owner_of(self, source: str, lane: int) -> LoaderAddress:
+        """Return the loader that owns a lane."""
+        return next(owner for owner in await self.loaders(source) if lane in owner.lanes)
+
+    async def ask(self, source: str, lane: int, call: str, **arguments: Any) -> Any:
+        """Call the owner of a lane; when it is lost, its successor, within `Limits.recovery_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.recovery_s
+        while True:
+            owner = await self.owner_of(source, lane)
+            try:
+                asked = getattr(self._worker.rpc(owner.address), LOADER_HOST)(
+                    call=call, incarnation=owner.incarnation, **arguments
+                )
+                what = f"source {source!r} to {call} (loader on {owner.address})"
+                return await within(self._limits.reply_s, asked, what)
+            except DeadlineError:
+                raise
+            except LOST as error:
+                if loop.time() > deadline:
+                    raise DeadlineError(
+                        f"source {source!r} has no loader",
+                        got=f"{type(error).__name__}: {error}",
+                        limit=f"a new one within {self._limits.recovery_s:g} s",
+                        remedy="See whether the cluster has workers left.",
+                    ) from error
+                await self.refresh()
+
+
+def by_owner(owners: list[LoaderAddress], lanes: Mapping[int, Any]) -> list[dict[int, Any]]:
+    """Split what belongs to lanes into one part for each owner."""
+    parts = [{lane: lanes[lane] for lane in owner.lanes if lane in lanes} for owner in owners]
+    return [part for part in parts if part]

@@ -1,0 +1,211 @@
+"""The Planner as a Dask actor: fetches metadata, draws and places each step, commits the plan.
+
+Deciding is the planner package's; this actor only feeds it. It owns nothing that the Supervisor does
+not have too: a new Planner continues from the committed record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pickle
+from typing import Any
+
+import numpy as np
+from distributed import get_worker
+
+from megadask.planner.draw import Draw, draw
+from megadask.planner.errors import StateError
+from megadask.planner.ledger import unread_records
+from megadask.planner.place import place, place_rest
+from megadask.planner.plan import Plan, draw_digest
+from megadask.planner.schedule import Schedule
+from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
+from megadask.scheduling.errors import StaleError, pack_error
+from megadask.scheduling.feed import SourceFeed
+from megadask.scheduling.owners import Partners
+from megadask.scheduling.point import Point
+from megadask.scheduling.spec import RunSpec
+
+logger = logging.getLogger(__name__)
+
+#: How long one call waits at the supervisor for permission to plan on.
+PULL_S = 10.0
+
+
+class PlannerActor:
+    """Plans the steps of one pipeline.
+
+    Parameters
+    ----------
+    run
+        Name of the pipeline's record at the supervisor.
+    incarnation
+        The life that the supervisor gave to this actor.
+    blob
+        Pickled `RunSpec`.
+    """
+
+    def __init__(self, run: str, incarnation: str, blob: bytes) -> None:
+        self._worker = get_worker()
+        self._incarnation = incarnation
+        self._spec: RunSpec = pickle.loads(blob)
+        self._partners = Partners(self._worker, run, self._spec.limits)
+        self._run = run
+        self._generation = 0
+        self._feeds: dict[str, SourceFeed] = {}
+        self._overrides: dict[str, dict[tuple[int, int, int], int]] = {}
+        self._state: PlannerState | None = None
+        self._rest: Point | None = None
+        self._num_events = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to plan; returns at once."""
+        self._task = asyncio.create_task(self._plan_on(), name=f"plan {self._run}")
+
+    async def close(self) -> None:
+        """Stop planning."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _plan_on(self) -> None:
+        try:
+            while await self._turn():
+                pass
+        except StaleError as error:
+            logger.info("planner of %s stops: %s", self._run, error)
+        except Exception as error:  # whatever it is, the trainers must hear of it
+            logger.exception("planner of %s failed", self._run)
+            await self._partners.supervisor(
+                "fail", incarnation=self._incarnation, error=pack_error(_root(error))
+            )
+
+    async def _turn(self) -> bool:
+        """Wait for permission, plan and commit one step; return False when it is all over."""
+        order = await self._partners.supervisor(
+            "pull",
+            incarnation=self._incarnation,
+            generation=self._generation,
+            next_step=None if self._state is None else self._state.step,
+            wait_s=PULL_S,
+        )
+        if order["status"] == "closed":
+            return False
+        if order["status"] == "wait":
+            return True
+        if "point" in order:
+            self._restart(order)
+        assert self._state is not None
+        for step, weights in order["events"][self._num_events :]:
+            self._state = self._state.with_event(MixtureEvent(step=step, weights=weights))
+        self._num_events = len(order["events"])
+        drawn, plan = await self._plan(self._state)
+        committed = await self._partners.supervisor(
+            "commit",
+            incarnation=self._incarnation,
+            generation=self._generation,
+            step=plan.step,
+            num_events=self._num_events,
+            plan=await asyncio.to_thread(plan.to_arrow),
+            unread=self._unread(drawn) if plan.end else {},
+        )
+        if committed:
+            self._advance(drawn)
+        return True
+
+    def _restart(self, order: dict[str, Any]) -> None:
+        """Take up a generation where the supervisor's record stands."""
+        point = Point.from_json(order["point"])
+        self._generation = order["generation"]
+        self._num_events = 0
+        self._state = check_lanes(PlannerState.from_json(point.state), self._spec.lanes)
+        self._rest = point if point.microbatch else None
+        self._feeds.clear()
+        self._overrides = {name: {} for name in self._spec.lanes}
+        names = list(self._spec.lanes)
+        for source, epoch, lane, position, verdict in point.verdicts:
+            self._overrides[names[source]][epoch, lane, position] = verdict
+
+    async def _plan(self, state: PlannerState) -> tuple[Draw, Plan]:
+        """Draw and place one step."""
+        spec = self._spec
+        weights = state.weights_at(state.step)
+        schedule = spec.mixture if weights is None else Schedule.constant(weights)
+        names = list(spec.lanes)
+        share_S = schedule.weights_at(state.step, names)
+        drawn = await self._draw(state, share_S)
+        total = int(share_S.sum())
+        mixture = {n: int(s) / total for n, s in zip(names, share_S, strict=True) if s}
+        inputs = (drawn, spec.strategy, spec.batching, spec.num_buckets, mixture)
+        if self._rest is None:
+            return drawn, await asyncio.to_thread(place, *inputs)
+        digest = draw_digest(drawn.step, drawn.table)
+        if digest != self._rest.draw_digest:
+            raise StateError(
+                f"step {drawn.step} was drawn otherwise when its state was saved",
+                got=digest,
+                limit=self._rest.draw_digest,
+                remedy="The data or the pipeline changed in between; resume from a whole step.",
+            )
+        plan = await asyncio.to_thread(
+            place_rest,
+            *inputs,
+            consumed_N=self._rest.consumed_N(drawn.table.num_rows),
+            first_microbatch=self._rest.microbatch,
+            assignment_digest=self._rest.assignment_digest,
+        )
+        return drawn, plan
+
+    async def _draw(self, state: PlannerState, share_S: np.ndarray[Any, Any]) -> Draw:
+        """Draw the step, fetching metadata until there is enough for it."""
+        active = [n for n, share in zip(self._spec.lanes, share_S, strict=True) if share > 0]
+        async with asyncio.TaskGroup() as group:
+            for name in active:
+                group.create_task(self._fill(self._feed(name, state)))
+        while True:
+            rows = {name: self._feed(name, state).rows for name in active}
+            result = await asyncio.to_thread(draw, state, rows, share_S, self._spec.rules)
+            if isinstance(result, Draw):
+                return result
+            await self._feed(result.source, state).fetch(self._spec.rules.window)
+
+    def _feed(self, name: str, state: PlannerState) -> SourceFeed:
+        if name not in self._feeds:
+            rules = self._spec.rules
+            epochs = None if rules.stop == "repeat" else rules.epochs
+            source, overrides = state.sources[name], self._overrides[name]
+            self._feeds[name] = SourceFeed(name, source, self._partners, epochs, overrides)
+        return self._feeds[name]
+
+    async def _fill(self, feed: SourceFeed) -> None:
+        """Fetch what the last step took from a source, and its window."""
+        wanted = self._spec.rules.window + feed.last_draw
+        while feed.num_ready < wanted and not feed.complete:
+            await feed.fetch(wanted - feed.num_ready)
+
+    def _advance(self, drawn: Draw) -> None:
+        """Go on behind a committed draw."""
+        self._state, self._rest = drawn.state, None
+        counts = np.bincount(drawn.table["source"], minlength=len(self._spec.lanes))
+        for index, name in enumerate(self._spec.lanes):
+            if name in self._feeds:
+                self._feeds[name].trim(drawn.state.sources[name], int(counts[index]))
+
+    def _unread(self, drawn: Draw) -> dict[str, int | None]:
+        """Return how many records of each source the end of the data leaves unread."""
+        spec = self._spec
+        return {
+            name: unread_records(source, spec.lane_rows[name], spec.rules.epochs)
+            for name, source in drawn.state.sources.items()
+        }
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the error inside a group of one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

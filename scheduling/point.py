@@ -1,0 +1,123 @@
+"""A point of a run from which it can be resumed: before a step, or inside one.
+
+This is what a trainer's `state_dict()` holds. It is free of topology and the same on every rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megadask.planner.errors import StateError
+from megadask.planner.plan import Plan
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Before microbatch ``microbatch`` of step ``step``.
+
+    Attributes
+    ----------
+    state
+        JSON of the planner state before the step.
+    consumed
+        Inside a step: hexadecimal bitmap of the spans, in the order drawn, that the microbatches
+        before this one delivered to all ranks together.
+    draw_digest, assignment_digest
+        Inside a step: what it consists of, and where it went.
+    verdicts
+        Inside a step: (source, epoch, lane, position, verdict) of the records that its plan passes
+        over; they hold whatever a later reading says (rule 6).
+    """
+
+    step: int
+    state: str
+    microbatch: int = 0
+    consumed: str = ""
+    draw_digest: str = ""
+    assignment_digest: str = ""
+    verdicts: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def inside(cls, plan: Plan, state: str, microbatch: int) -> Point:
+        """Return the point before a microbatch of a plan; ``state`` is that before its step."""
+        return cls.of(
+            step=plan.step,
+            state=state,
+            microbatch=microbatch,
+            microbatch_N=plan.microbatch_N,
+            draw_digest=plan.draw_digest,
+            assignment_digest=plan.assignment_digest,
+            verdicts=verdicts_of(plan),
+        )
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        step: int,
+        state: str,
+        microbatch: int,
+        microbatch_N: NDArray[np.int64],
+        draw_digest: str,
+        assignment_digest: str,
+        verdicts: Sequence[Sequence[int]],
+    ) -> Point:
+        """Return the point before a microbatch; microbatch_N: (N,) microbatch of each span."""
+        bits = np.packbits(microbatch_N < microbatch).tobytes().hex()
+        return cls(
+            step=step,
+            state=state,
+            microbatch=microbatch,
+            consumed=bits,
+            draw_digest=draw_digest,
+            assignment_digest=assignment_digest,
+            verdicts=tuple(tuple(verdict) for verdict in verdicts),
+        )
+
+    def consumed_N(self, num_spans: int) -> NDArray[np.bool_]:
+        """Return (N,) whether each span of the step was delivered before this point."""
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(self.consumed), np.uint8))
+        return bits[:num_spans].astype(bool)
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything in the point."""
+        return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the point as JSON."""
+        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Point:
+        """Read a point back. Raises StateError for another version or a text that is no point."""
+        try:
+            data: Mapping[str, Any] = json.loads(text)
+            version = data["version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateError("this is not a MegaDask state", got=repr(text[:80])) from error
+        if version != VERSION:
+            raise StateError(
+                "the state has another version",
+                got=version,
+                limit=VERSION,
+                remedy="Resume with the MegaDask version that saved it.",
+            )
+        fields = {name: value for name, value in data.items() if name != "version"}
+        fields["verdicts"] = tuple(tuple(verdict) for verdict in fields["verdicts"])
+        return cls(**fields)
+
+
+def verdicts_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Return (source, epoch, lane, position, verdict) of the records that a plan passes over."""
+    names = ("source", "epoch", "lane", "position", "verdict")
+    return tuple(zip(*(plan.passed[name].tolist() for name in names), strict=True))

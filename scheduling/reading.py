@@ -1,0 +1,85 @@
+"""What loaders and readers agree on: shards, records, and how reading fails. No IO here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from megadask.planner.errors import MegaDaskError
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The unit of reading: a file, a row group, a tar.
+
+    Attributes
+    ----------
+    name
+        Unique within the reader and free of machine paths, such as ``"data/x.parquet#rg3"``.
+    rows
+        Records in it, None where only reading it would tell.
+    size_bytes
+        Bytes it takes in storage, about where it is a part of a file; None where unknown.
+    """
+
+    name: str
+    rows: int | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """Stands in for one record that cannot be decoded; the records after it can be read.
+
+    Attributes
+    ----------
+    reason
+        What is wrong and where in the shard, for example ``"line 7: invalid UTF-8"``.
+    """
+
+    reason: str
+
+
+class TruncatedShard(MegaDaskError):
+    """Neither this row of the shard nor anything after it can be read, now or later."""
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Reads the records of one source, shard by shard. It pickles, and holds no open file.
+
+    The shard list is computed once and travels in the pickle, so that all workers agree on it.
+    """
+
+    def shards(self) -> Sequence[Shard]:
+        """Return the shards in their fixed order; the first call may look at storage.
+
+        Raises ConfigError where a path is missing, a glob is empty or a file is of another kind.
+        """
+        ...
+
+    def read(self, shard: int, start: int = 0) -> Iterator[Mapping[str, Any] | BadRecord]:
+        """Yield rows ``start``, ``start + 1``, ... of a shard; closing it closes the file.
+
+        A row has the same number however the shard is read: records that cannot be decoded count.
+        Raises TruncatedShard at the row from which on nothing can be read, and OSError where
+        storage fails, which the caller may retry.
+        """
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the shard list, the same wherever the data is mounted."""
+        ...
+
+    def paths(self) -> Sequence[str]:
+        """Return the files read, as absolute paths or URLs; empty for data in memory."""
+        ...
+
+
+def fingerprint_shards(shards: Iterable[Shard]) -> str:
+    """Return a hash of names, row counts and sizes: what `Reader.fingerprint` promises."""
+    listing = [[shard.name, shard.rows, shard.size_bytes] for shard in shards]
+    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]

@@ -1,0 +1,258 @@
+"""A Source Loader: owns lanes of one source, reports metadata, serves samples by id.
+
+Axes: N spans. Everything here blocks and runs in the one thread of the loader's executor; nothing
+here knows of Dask.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megadask.planner.ids import Verdict
+from megadask.planner.metadata import SPAN_COLUMNS, Metadata
+from megadask.planner.state import LaneCursor
+from megadask.scheduling.cache import SampleCache
+from megadask.scheduling.errors import SourceError
+from megadask.scheduling.lanes import Read, Sample, read_lane, read_rows
+from megadask.scheduling.spec import SourceSpec
+
+#: So many reasons of skipped records are kept.
+KEPT_REASONS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """Metadata of the next records of some lanes.
+
+    table
+        Spans of the records read, lane after lane; a record that is not OK has one row.
+    cursors
+        Lane to its next record.
+    ended
+        Lanes whose epoch has ended.
+    """
+
+    table: Metadata
+    cursors: Mapping[int, LaneCursor]
+    ended: frozenset[int]
+
+
+class _OpenLane:
+    """A lane being read: its place, and the generator that continues from there."""
+
+    def __init__(self, spec: SourceSpec, epoch: int, lane: int, cursor: LaneCursor) -> None:
+        self.epoch = epoch
+        self.cursor = cursor
+        self.reads = read_lane(spec, epoch, lane, cursor)
+
+
+class SourceLoader:
+    """Reads lanes of a source.
+
+    Parameters
+    ----------
+    spec
+        The source.
+    limit_bytes
+        Payload to keep ready.
+    """
+
+    def __init__(self, spec: SourceSpec, limit_bytes: int) -> None:
+        self.spec = spec
+        self.cache = SampleCache(limit_bytes)
+        self.num_rereads = 0
+        self.skip_reasons: list[str] = []
+        self._open: dict[int, _OpenLane] = {}
+
+    def describe(self, epoch: int, cursors: Mapping[int, LaneCursor], until: int) -> Described:
+        """Read lanes from their cursors up to position ``until`` (excluded).
+
+        Asking again from an earlier cursor reads again and gives the same.
+        """
+        rows: list[tuple[Any, ...]] = []
+        after, ended = {}, set()
+        for lane, cursor in cursors.items():
+            opened = self._open.get(lane)
+            if opened is None or opened.epoch != epoch or opened.cursor != cursor:
+                self._close_lane(lane)
+                opened = self._open[lane] = _OpenLane(self.spec, epoch, lane, cursor)
+            while opened.cursor.position < until:
+                read = next(opened.reads, None)
+                if read is None:
+                    ended.add(lane)
+                    break
+                rows.extend(self._spans(epoch, lane, read))
+                opened.cursor = LaneCursor.after(read.position, read.shard, read.row, read.verdict)
+            after[lane] = opened.cursor
+            if lane in ended:
+                self._close_lane(lane)
+        return Described(self._table(rows), after, frozenset(ended))
+
+    def serve(self, wanted: Metadata) -> dict[str, NDArray[Any]]:
+        """Return the payload of spans, packed into flat arrays.
+
+        Parameters
+        ----------
+        wanted
+            Span rows of this source, in any order.
+
+        Returns
+        -------
+        dict of arrays
+            ``tokens`` flat, and ``offsets`` (N + 1,): the tokens of span n, and one more, the
+            target of its last token, where the document goes on. ``mask`` flat float32, aligned
+            with ``tokens``, if any sample has one.
+
+        Raises
+        ------
+        SourceError
+            When a sample reads differently than when it was planned.
+        """
+        samples = self._samples(wanted)
+        names = ("epoch", "lane", "position", "start", "stop", "length")
+        tokens, masks = [], []
+        for epoch, lane, position, start, stop, length in zip(
+            *(wanted[name].tolist() for name in names), strict=True
+        ):
+            sample = samples[epoch, lane, position]
+            piece = slice(start, min(stop + 1, length))
+            tokens.append(sample["tokens"][piece])
+            mask = sample.get("loss_mask")
+            masks.append(None if mask is None else mask[piece])
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in tokens])])
+        payload = {"tokens": np.concatenate(tokens), "offsets": offsets.astype(np.int64)}
+        if any(mask is not None for mask in masks):
+            payload["mask"] = np.concatenate(
+                [
+                    np.ones(len(part), np.float32) if mask is None else mask
+                    for part, mask in zip(tokens, masks, strict=True)
+                ]
+            )
+        return payload
+
+    @property
+    def num_open_lanes(self) -> int:
+        """Lanes that are being read."""
+        return len(self._open)
+
+    def close(self) -> None:
+        """Close all files and forget all samples."""
+        for lane in list(self._open):
+            self._close_lane(lane)
+        self.cache.clear()
+
+    def _close_lane(self, lane: int) -> None:
+        opened = self._open.pop(lane, None)
+        if opened is not None:
+            _close(opened.reads)
+
+    def _spans(self, epoch: int, lane: int, read: Read) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a record in the order of SPAN_COLUMNS, then the scalars."""
+        place = (self.spec.index, epoch, lane, read.position, read.shard, read.row)
+        if read.reason is not None and len(self.skip_reasons) < KEPT_REASONS:
+            self.skip_reasons.append(read.reason)
+        cuts = [] if read.sample is None else self.spec.batching.cut(len(read.sample["tokens"]))
+        if read.sample is None or not cuts:
+            verdict = Verdict.FILTERED if read.verdict is Verdict.OK else read.verdict
+            yield (*place, 0, 0, verdict, 0, 0, 0, 0, 0, *(np.nan for _ in self.spec.scalars))
+            return
+        size_bytes, checksum = _weigh(read.sample)
+        self.cache.put((epoch, lane, read.position), read.sample, size_bytes)
+        length = cuts[-1][1]
+        scalars = [float(read.sample.get(name, np.nan)) for name in self.spec.scalars]
+        for start, stop in cuts:
+            loss = _num_targets(read.sample, start, stop, length)
+            counts = (stop - start, length, loss, size_bytes, checksum)
+            yield (*place, start, stop, Verdict.OK, *counts, *scalars)
+
+    def _table(self, rows: list[tuple[Any, ...]]) -> Metadata:
+        names = [*SPAN_COLUMNS, *self.spec.scalars]
+        columns = zip(*rows, strict=True) if rows else [()] * len(names)
+        return Metadata(
+            {
+                name: np.array(column, SPAN_COLUMNS.get(name, "float64"))
+                for name, column in zip(names, columns, strict=True)
+            }
+        )
+
+    def _samples(self, wanted: Metadata) -> dict[tuple[int, int, int], Sample]:
+        """Return the samples of all rows, from the cache or read again and checked."""
+        found: dict[tuple[int, int, int], Sample] = {}
+        missing: dict[tuple[int, int, int], tuple[LaneCursor, int]] = {}
+        names = ("epoch", "lane", "position", "shard", "row", "checksum")
+        for epoch, lane, position, shard, row, checksum in zip(
+            *(wanted[name].tolist() for name in names), strict=True
+        ):
+            key = (epoch, lane, position)
+            if key in found or key in missing:
+                continue
+            sample = self.cache.get(key)
+            if sample is None:
+                missing[key] = (LaneCursor(position=position, shard=shard, row=row), checksum)
+            else:
+                found[key] = sample
+        for (epoch, lane, _), keys in groupby(
+            sorted(missing, key=lambda k: (k[0], k[1], missing[k][0].shard, k[2])),
+            key=lambda k: (k[0], k[1], missing[k][0].shard),
+        ):
+            cursors = [missing[key][0] for key in keys]
+            reads = read_rows(self.spec, epoch, lane, cursors)
+            for read in reads:
+                self.num_rereads += 1
+                key = (epoch, lane, read.position)
+                found[key] = self._checked(key, read, missing[key][1])
+            _close(reads)
+        for key, (cursor, _) in missing.items():
+            if key not in found:
+                raise _changed(self.spec, key, f"shard {cursor.shard} ends before row {cursor.row}")
+        return found
+
+    def _checked(self, key: tuple[int, int, int], read: Read, checksum: int) -> Sample:
+        if read.sample is None:
+            raise _changed(self.spec, key, f"verdict {read.verdict.name}: {read.reason}")
+        size_bytes, now = _weigh(read.sample)
+        if now != checksum:
+            raise _changed(self.spec, key, f"checksum {now:#010x}, planned with {checksum:#010x}")
+        self.cache.put(key, read.sample, size_bytes)
+        return read.sample
+
+
+def _changed(spec: SourceSpec, key: tuple[int, int, int], got: str) -> SourceError:
+    epoch, lane, position = key
+    return SourceError(
+        f"source {spec.name!r}: sample {epoch}/{lane}/{position} reads differently than before",
+        got=got,
+        remedy="The data must not change during a run; random transforms must draw from `rng`.",
+    )
+
+
+def _weigh(sample: Sample) -> tuple[int, int]:
+    """Return the bytes and the CRC-32 of a sample's payload."""
+    size_bytes, checksum = 0, 0
+    for name in ("tokens", "loss_mask"):
+        if sample.get(name) is not None:
+            array = np.ascontiguousarray(sample[name])
+            size_bytes += array.nbytes
+            checksum = zlib.crc32(array.view(np.uint8), checksum)
+    return size_bytes, checksum
+
+
+def _num_targets(sample: Sample, start: int, stop: int, length: int) -> int:
+    """Return how many inputs of [start, stop) have a target that counts (rule 18)."""
+    mask = sample.get("loss_mask")
+    if mask is None:
+        return min(stop, length - 1) - start
+    return int(np.count_nonzero(mask[start + 1 : min(stop + 1, length)]))
+
+
+def _close(reads: Iterator[Any]) -> None:
+    close = getattr(reads, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,127 @@
+"""What travels to the workers when a pipeline starts, as frozen records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from megadask.planner.batching import Packed
+from megadask.planner.draw import DrawRules
+from megadask.planner.graph import Strategy
+from megadask.planner.schedule import StepSchedule
+from megadask.planner.topology import ClientPlaceTree
+from megadask.scheduling.reading import Reader
+
+OnError = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """What a Source Loader needs to know of its source.
+
+    Attributes
+    ----------
+    name
+        Unique in the pipeline.
+    index
+        Place of the source in the pipeline.
+    reader
+        Yields the records of a shard.
+    transform
+        Maps a record, and a generator if `wants_rng`, to a sample; None leaves it as it is.
+    wants_rng
+        Whether the transform takes a second argument.
+    lanes
+        Number of ordered sub-streams.
+    seed
+        Seed of the pipeline.
+    on_error
+        What becomes of a record that cannot be decoded or transformed.
+    max_consecutive_errors
+        So many skips in a row are fatal.
+    scalars
+        Names of the scalars that become metadata columns, over all sources.
+    batching
+        How documents are cut into spans.
+    """
+
+    name: str
+    index: int
+    reader: Reader
+    transform: Callable[..., Mapping[str, Any] | None] | None
+    wants_rng: bool
+    lanes: int
+    seed: int
+    on_error: OnError
+    max_consecutive_errors: int
+    scalars: tuple[str, ...]
+    batching: Packed
+
+    def generator(self, epoch: int, lane: int, position: int) -> np.random.Generator:
+        """Return the generator of one record in one epoch, the same in every run (rule 4)."""
+        key = [self.seed, *self.name.encode(), epoch, lane, position]
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of the buffers and waits of a service.
+
+    Attributes
+    ----------
+    loader_bytes
+        Payload that one Source Loader keeps ready.
+    constructor_bytes
+        Payload that one Data Constructor holds, besides the microbatch that is due.
+    lead_steps
+        Steps that may be planned beyond the slowest rank.
+    reply_s
+        Deadline of one call between roles.
+    recovery_s
+        How long a role waits for a lost partner to be re-created.
+    lease_s
+        How long a trainer or driver may be silent before its claim lapses.
+    """
+
+    loader_bytes: int = 256 * 2**20
+    constructor_bytes: int = 256 * 2**20
+    lead_steps: int = 4
+    reply_s: float = 60.0
+    recovery_s: float = 60.0
+    lease_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What the Planner and the Data Constructors need to know of a pipeline.
+
+    Attributes
+    ----------
+    lanes
+        Source name to its number of lanes, in the pipeline's order.
+    lane_rows
+        Source name to the records of each lane in an epoch, None where the reader does not know.
+    mixture
+        Weights by step.
+    """
+
+    lanes: Mapping[str, int]
+    lane_rows: Mapping[str, tuple[int, ...] | None]
+    rules: DrawRules
+    mixture: StepSchedule
+    strategy: Strategy
+    topology: ClientPlaceTree
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def batching(self) -> Packed:
+        """How samples become batches."""
+        return self.rules.batching
+
+    @property
+    def num_buckets(self) -> int:
+        """Consumers along the distributed axis."""
+        return self.topology.num_buckets(self.strategy.axis)

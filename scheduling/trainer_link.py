@@ -1,0 +1,415 @@
+"""The trainer's end of the line: claims a rank, keeps microbatches on their way, acknowledges.
+
+Knows no torch; `megadask.loader` turns what it reads into tensors. Nothing here outlives the process:
+what a trainer needs in order to go on is in the supervisor's record and in its own saved state.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from distributed import Client, Future
+from numpy.typing import NDArray
+
+from megadask.scheduling.delivery import read_reply
+from megadask.scheduling.errors import (
+    ClaimError,
+    ClosedError,
+    DeadlineError,
+    ServiceError,
+    StaleError,
+    unpack_error,
+)
+from megadask.scheduling.point import Point
+from megadask.scheduling.record import Watermark
+from megadask.scheduling.wire import SUPERVISOR
+
+#: How long a constructor or the supervisor holds one call before it says that it still waits.
+HOLD_S = 10.0
+#: How long a call may take beyond that before its party counts as lost.
+GRACE_S = 20.0
+
+
+@dataclass(frozen=True, eq=False)
+class Microbatch:
+    """One microbatch as it arrived."""
+
+    step: int
+    microbatch: int
+    is_last: bool
+    num_loss_tokens: int
+    num_loss_tokens_step: int
+    ids: NDArray[np.int64]
+    arrays: dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class StepFacts:
+    """What is known of a step before its first microbatch is used."""
+
+    index: int
+    num_microbatches: int
+    num_loss_tokens: int
+    imbalance: float
+    header: dict[str, Any]
+
+
+class TrainerLink:
+    """The connection of one rank to a service.
+
+    Parameters
+    ----------
+    client
+        A client with ``direct_to_workers``.
+    run
+        Name of the pipeline's record.
+    rank
+        The rank to claim.
+    timeout_s
+        Longest wait for a microbatch.
+    prefetch
+        Microbatches that are kept on their way.
+    keys
+        Arrays to receive; None for all.
+    force
+        Take the rank even from a living trainer.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        run: str,
+        rank: int,
+        *,
+        timeout_s: float,
+        prefetch: int,
+        keys: tuple[str, ...] | None,
+        force: bool,
+    ) -> None:
+        self._client = client
+        self._run = run
+        self.rank = rank
+        self._timeout_s = timeout_s
+        self._prefetch = prefetch
+        self._keys = None if keys is None else list(keys)
+        self._pending: tuple[str | None, int] | None = None  # a point asked for, refusals known
+        self._actor: tuple[str, Any, Future] | None = None  # its key, handle and future
+        self._facts: StepFacts | None = None
+        self.wait_s = 0.0
+        joined = self._ask(
+            "join", rank=rank, client=client.id, process=process_name(), force=force
+        )
+        self._token: str = joined["token"]
+        self.sources: list[str] = joined["sources"]
+        self.components: dict[str, str] = joined["components"]
+        self.restarts: bool = joined["restart"]
+        self._num_microbatches = 1
+        self._inflight: dict[Watermark, Any] = {}
+        self._stand(joined)
+
+    # Reading ----------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> Watermark:
+        """The next microbatch to read: (step, microbatch)."""
+        return self._position
+
+    @property
+    def point(self) -> Point:
+        """The point behind everything read; makes no call."""
+        step, microbatch = self._position
+        if self._position == (self._start.step, self._start.microbatch):
+            return self._start
+        if microbatch == 0:
+            return Point(step=step, state=self._state_before)
+        assert self._facts is not None
+        header = self._facts.header
+        return Point.of(
+            step=step,
+            state=self._state_before,
+            microbatch=microbatch,
+            microbatch_N=np.array(header["microbatch_N"], np.int64),
+            draw_digest=header["draw_digest"],
+            assignment_digest=header["assignment_digest"],
+            verdicts=header["verdicts"],
+        )
+
+    def facts(self) -> StepFacts | None:
+        """Return what is known of the step at the position, waiting for it; None at the end."""
+        return None if self._arrived() is None else self._facts
+
+    def read(self) -> Microbatch | None:
+        """Return the microbatch at the position and move on; None at the end of the data."""
+        arrived = self._arrived()
+        if arrived is None:
+            return None
+        header, arrays = arrived
+        facts = self._facts
+        assert facts is not None
+        step, microbatch = self._position
+        del self._inflight[self._position]
+        is_last = microbatch == facts.header["num_microbatches"] - 1
+        if is_last:
+            self._position = (step + 1, 0)
+            self._state_before = facts.header["state_after"]
+            self._facts = None
+        else:
+            self._position = (step, microbatch + 1)
+        self._request_ahead()
+        return Microbatch(
+            step=step,
+            microbatch=microbatch,
+            is_last=is_last,
+            num_loss_tokens=header["num_loss_tokens"],
+            num_loss_tokens_step=facts.num_loss_tokens,
+            ids=arrays.pop("ids"),
+            arrays=arrays,
+        )
+
+    def consume(self, mark: Watermark) -> None:
+        """Note that everything before ``mark`` was used; the next call passes it on."""
+        self._mark = max(self._mark, mark)
+
+    def acknowledge(self) -> None:
+        """Pass on now what was used."""
+        if self._actor is None or self._pending is not None:
+            return
+        call = self._actor[1].acknowledge(self.rank, self._token, self._generation, list(self._mark))
+        call.result(timeout=GRACE_S)
+
+    # Going back -------------------------------------------------------------------------------
+
+    def rewind(self, point: Point | None) -> None:
+        """Ask to go back to a point, or to the pipeline's beginning; the next read waits for it."""
+        self._pending = (None if point is None else point.to_json(), -1)
+        self._ask_rewind(0.0)
+
+    def finish(self) -> None:
+        """Say that this rank is done with its pass."""
+        self._inflight.clear()
+        self._ask("finish", rank=self.rank, token=self._token)
+
+    def close(self) -> None:
+        """Acknowledge what was used and give the rank back."""
+        try:
+            self.acknowledge()
+            self._ask("leave", rank=self.rank, token=self._token)
+        except (OSError, RuntimeError, TimeoutError):
+            pass  # the service is gone, and with it all that could be given back
+        self._inflight.clear()
+
+    def _ask_rewind(self, wait_s: float) -> bool:
+        assert self._pending is not None
+        point, refusals = self._pending
+        reply = self._ask(
+            "rewind", wait_s=wait_s, rank=self.rank, token=self._token, point=point, refusals=refusals
+        )
+        self._raise_if_closed(reply)
+        if reply["status"] == "wait":
+            self._pending = (point, reply["refusals"])
+            return False
+        self._pending = None
+        self._stand(reply)
+        return True
+
+    # The wait for a microbatch ----------------------------------------------------------------
+
+    def _arrived(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
+        """Return what the constructor sent for the position, None at the end of the data."""
+        begin = time.monotonic()
+        deadline = begin + self._timeout_s
+        waiting_for = "its constructor"
+        try:
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise DeadlineError(
+                        f"rank {self.rank} of {self._run} waited too long for step "
+                        f"{self._position[0]}, microbatch {self._position[1]}",
+                        got=f"still waiting for {waiting_for}",
+                        limit=f"{self._timeout_s:g} s",
+                        remedy="See service.stats(), or raise connect(timeout=).",
+                    )
+                if self._pending is not None:
+                    waiting_for = "the other ranks to load the same state"
+                    self._ask_rewind(min(HOLD_S, left))
+                    continue
+                self._request_ahead()
+                answer = self._answer(left)
+                if answer is None:
+                    continue
+                header, arrays = answer
+                status = header["status"]
+                if status == "batch":
+                    self._note(header)
+                    return answer
+                if status == "end":
+                    self.consume((header["step"], 0))
+                    self.acknowledge()
+                    return None
+                del self._inflight[self._position]
+                if status == "wait":
+                    waiting_for = header["waiting_for"]
+                elif status == "closed":
+                    self._raise_if_closed({**header, "error": _error_bytes(arrays)})
+                elif status == "generation":
+                    self._adopt()
+                elif status == "claim":
+                    raise ClaimError(
+                        f"rank {self.rank} of {self._run} no longer belongs to this trainer",
+                        remedy="Another trainer took it, or its lease lapsed; connect again.",
+                    )
+                else:
+                    raise StaleError(f"{self._run}: unexpected answer", got=header)
+        finally:
+            self.wait_s += time.monotonic() - begin
+
+    def _answer(self, left_s: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
+        """Return the constructor's answer; None where it is lost and was looked up anew."""
+        held = self._inflight[self._position]
+        if isinstance(held, tuple):
+            return held
+        try:
+            answer = read_reply(held.result(timeout=min(left_s, HOLD_S + GRACE_S)))
+        except (OSError, RuntimeError, TimeoutError):
+            self._inflight.clear()
+            self._actor = None
+            time.sleep(min(0.1, left_s))  # the supervisor may not have noticed yet
+            self._look()
+            return None
+        self._inflight[self._position] = answer
+        return answer
+
+    def _request_ahead(self) -> None:
+        """Keep the next microbatches on their way."""
+        if self._pending is not None:
+            return
+        step, microbatch = self._position
+        for _ in range(self._prefetch):
+            if (step, microbatch) not in self._inflight:
+                self._inflight[step, microbatch] = self._request(step, microbatch)
+            microbatch += 1
+            # How many microbatches a later step has is a guess; a wrong one costs an empty answer.
+            known = self._facts if self._facts and self._facts.index == step else None
+            count = known.header["num_microbatches"] if known else self._num_microbatches
+            if microbatch >= count:
+                step, microbatch = step + 1, 0
+        for slot in [slot for slot in self._inflight if slot < self._position]:
+            del self._inflight[slot]
+
+    def _request(self, step: int, microbatch: int) -> Any:
+        with_plan = microbatch == 0 or (step, microbatch) == self._position
+        return self._constructor().fetch(
+            self.rank,
+            self._token,
+            self._generation,
+            (step, microbatch),
+            self._mark,
+            HOLD_S,
+            with_plan,
+            self._keys,
+        )
+
+    def _note(self, header: dict[str, Any]) -> None:
+        """Take up what a microbatch says of its step."""
+        if self._facts is not None:
+            return
+        plan = header["plan"]
+        self._num_microbatches = plan["num_microbatches"]
+        self._facts = StepFacts(
+            index=plan["step"],
+            num_microbatches=plan["num_microbatches"] - self._position[1],
+            num_loss_tokens=plan["num_loss_tokens"],
+            imbalance=plan["imbalance"],
+            header=plan,
+        )
+
+    # Where this rank stands -------------------------------------------------------------------
+
+    def _stand(self, standing: dict[str, Any]) -> None:
+        """Begin at the place that the supervisor has on record."""
+        self._start = Point.from_json(standing["point"])
+        self._position: Watermark = (self._start.step, self._start.microbatch)
+        self._mark: Watermark = self._position
+        self._state_before = self._start.state
+        self._facts = None
+        self._inflight.clear()
+        self._generation: int = standing["generation"]
+        self._origin: str = standing["origin"]
+        self._key: str | None = standing["constructor"]
+
+    def _look(self) -> dict[str, Any]:
+        """Learn who serves this rank now."""
+        standing: dict[str, Any] = self._ask("look", rank=self.rank, token=self._token)
+        self._raise_if_closed(standing)
+        self._key = standing["constructor"]
+        return standing
+
+    def _adopt(self) -> None:
+        """Go on in a new generation, if it began where this rank's own did."""
+        standing = self._look()
+        if standing["origin"] != self._origin:
+            raise StaleError(
+                f"{self._run} went back to another state",
+                got=f"rank {self.rank} at step {self._position[0]} of an earlier generation",
+                remedy="Load that state on every rank, or connect again.",
+            )
+        self._generation = standing["generation"]
+        self._inflight.clear()
+
+    def _constructor(self) -> Any:
+        """Return the actor that serves this rank."""
+        if self._actor is None or self._actor[0] != self._key:
+            if self._key is None:
+                self._look()
+            assert self._key is not None
+            # Futures and actors attach themselves to the current client, which need not be ours.
+            with self._client.as_current():
+                future = self._client.get_dataset(self._key)
+                self._actor = (self._key, future.result(timeout=GRACE_S), future)
+        return self._actor[1]
+
+    def _ask(self, call: str, *, wait_s: float | None = None, **arguments: Any) -> Any:
+        """Call the supervisor, within a deadline."""
+        if wait_s is not None:
+            arguments["wait_s"] = wait_s
+        limit_s = GRACE_S + (wait_s or 0.0)
+        handler = getattr(self._client.scheduler, SUPERVISOR)
+        try:
+            return self._client.sync(
+                handler, call=call, run=self._run, **arguments, callback_timeout=limit_s
+            )
+        except (TimeoutError, OSError) as error:
+            raise DeadlineError(
+                f"the Dask scheduler does not answer {call!r} of rank {self.rank}",
+                got=f"{type(error).__name__}: {error}",
+                limit=f"{limit_s:g} s",
+                remedy="See whether the scheduler is alive; after its loss, start a new cluster "
+                "and serve(resume=state).",
+            ) from error
+        except AttributeError as error:
+            raise ServiceError(
+                "the Dask scheduler has no MegaDask service",
+                remedy="Call md.serve(pipeline, client) first.",
+            ) from error
+
+    def _raise_if_closed(self, reply: dict[str, Any]) -> None:
+        if reply.get("status") != "closed":
+            return
+        if reply.get("error"):
+            raise unpack_error(reply["error"])
+        raise ClosedError(f"{self._run} is closed: {reply['reason']}")
+
+
+def _error_bytes(arrays: dict[str, NDArray[Any]]) -> bytes | None:
+    return arrays["error"].tobytes() if "error" in arrays else None
+
+
+def process_name() -> str:
+    """Return a name of this process for claims."""
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,55 @@
+"""Calls between roles: every one has a deadline and names what it waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from megadask.scheduling.errors import DeadlineError
+
+T = TypeVar("T")
+
+#: Name of the handler that workers and clients call on the scheduler.
+SUPERVISOR = "megadask"
+#: Name of the handler on every worker that hosts loaders.
+LOADER_HOST = "megadask_loader"
+
+
+async def within(seconds: float, awaitable: Awaitable[T], what: str) -> T:
+    """Await with a deadline. Raises DeadlineError that names what was waited for."""
+    try:
+        return await asyncio.wait_for(awaitable, seconds)
+    except TimeoutError as error:
+        raise DeadlineError(
+            f"waited too long for {what}",
+            limit=f"an answer within {seconds:g} s",
+            remedy="See the logs of the Dask workers, or raise the timeout.",
+        ) from error
+
+
+class Signal:
+    """Wakes everybody who waits for a change; a change is never missed between check and wait."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Wake all who wait now."""
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def wait_until(self, ready: Callable[[], Any], seconds: float) -> Any:
+        """Return the first true value of ``ready``, or its last value at the deadline."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not (value := ready()):
+            left = deadline - loop.time()
+            if left <= 0:
+                break
+            event = self._event
+            try:
+                await asyncio.wait_for(event.wait(), left)
+            except TimeoutError:
+                return ready()
+        return value

@@ -1,0 +1,199 @@
+"""A strategy is recorded word by word, frozen, told apart from others, and tried on a table."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megadask.planner import costs
+from megadask.planner.errors import ConfigError
+from megadask.planner.graph import DGraph, Strategy
+from megadask.planner.metadata import Metadata, Ragged
+from megadask.planner.schedule import Schedule
+from megadask.planner.topology import ClientPlaceTree
+
+
+def lengths(count: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.minimum(rng.lognormal(6.5, 1.3, count).astype(np.int64) + 1, 8192)
+
+
+def a_graph() -> DGraph:
+    return DGraph(["web", "code"], ClientPlaceTree(dp=4, tp=2))
+
+
+def test_primitives_record() -> None:
+    schedule = Schedule.stages({0: {"web": 1}, 100: {"code": 1}})
+    cost = costs.Transformer(hidden=64)
+    graph = a_graph().mix(schedule, by="tokens").distribute("dp").cost(cost)
+    strategy = graph.balance("greedy", equal_counts=True).broadcast_at("tp").freeze()
+    assert strategy == Strategy(
+        mix=schedule,
+        mix_by="tokens",
+        cost=cost,
+        method="greedy",
+        equal_counts=True,
+        broadcast_axes=("tp",),
+    )
+    assert graph.balance("assignment", rounds=3).freeze().options == {"rounds": 3}
+
+
+def test_defaults() -> None:
+    strategy = a_graph().freeze()
+    assert (strategy.mix, strategy.axis, strategy.method) == (None, "dp", "assignment")
+    assert strategy.cost == costs.Tokens()
+    assert strategy.options == {}
+    assert a_graph().mix({"web": 1}).freeze().mix == Schedule.constant({"web": 1})
+
+
+def test_strategies_survive_the_trip_and_are_told_apart() -> None:
+    graphs = [
+        a_graph(),
+        a_graph().mix({"web": 1}),
+        a_graph().mix({"web": 1}, by="tokens"),
+        a_graph().distribute("world"),
+        a_graph().distribute(("dp", "tp")),
+        a_graph().distribute("dp", microbatches=2),
+        a_graph().cost(costs.Transformer(hidden=64)),
+        a_graph().cost(lambda table: table["tokens"] ** 2),
+        a_graph().cost(lambda table: table["tokens"] ** 3),
+        a_graph().balance("greedy"),
+        a_graph().balance("assignment", rounds=7),
+        a_graph().broadcast_at("tp"),
+    ]
+    strategies = [graph.freeze() for graph in graphs]
+    assert len({strategy.fingerprint() for strategy in strategies}) == len(strategies)
+    for strategy in strategies[:7]:
+        again = pickle.loads(pickle.dumps(strategy))
+        assert again == strategy
+        assert again.fingerprint() == strategy.fingerprint()
+
+
+def test_fingerprint_is_the_same_in_another_process() -> None:
+    code = (
+        "from megadask.planner.graph import DGraph; from megadask.planner import costs;"
+        "g = DGraph(['b', 'a']).mix({'b': 1, 'a': 2}).cost(lambda t: t['tokens'] in {'x', 'y'});"
+        "print(g.freeze().fingerprint())"
+    )
+    prints = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(prints) == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        (lambda graph: graph.mix({"wbe": 1}), "wbe.*'code', 'web'"),
+        (lambda graph: graph.mix(3), "mix.*3"),
+        (lambda graph: graph.mix(Schedule.constant(3)), "numbers"),
+        (lambda graph: graph.mix({"web": 1}, by="bytes"), "'bytes'"),
+        (lambda graph: graph.distribute("ddp"), "'ddp'"),
+        (lambda graph: graph.distribute(("dp", "ep")), "'ep'"),
+        (lambda graph: graph.distribute("dp", microbatches=0), "microbatches"),
+        (lambda graph: graph.cost(3), r"cost\(fn\)"),
+        (lambda graph: graph.cost(costs.Tokens), "Tokens"),
+        (lambda graph: graph.cost(object.__new__(type("C", (), {"__call__": id}))), "no fingerp"),
+        (lambda graph: graph.balance("karmarkar"), "'karmarkar'"),
+        (lambda graph: graph.balance("greedy", rounds=1), "'rounds'"),
+        (lambda graph: graph.balance("greedy", equal_counts="no"), "equal_counts"),
+        (lambda graph: graph.broadcast_at("tpp"), "'tpp'"),
+        (lambda graph: graph.broadcast_at("world"), "'world'"),
+        (lambda graph: graph.distribute("world").broadcast_at("tp"), r"broadcast_at\('tp'\)"),
+        (lambda graph: graph.broadcast_at("tp").distribute("tp"), r"distribute\('tp'\)"),
+        (lambda graph: graph.plan(), "from_metadata"),
+        (lambda graph: DGraph.from_metadata({"source": [1]}), "'source'"),
+        (lambda graph: DGraph.from_metadata({"tokens": [1.5]}), "float64"),
+        (lambda graph: DGraph.from_metadata({"tokens": [1, -1]}), "got -1"),
+        (lambda graph: DGraph.from_metadata({"tokens": [1], "source": [1, 2]}), "length"),
+    ],
+    ids=range(22),
+)
+def test_bad_words_are_named_at_once(record: object, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        record(a_graph())  # type: ignore[operator]
+
+
+@given(
+    st.lists(st.integers(0, 9000), max_size=60),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.booleans(),
+    st.sampled_from(["assignment", "greedy", "none"]),
+)
+def test_plan_of_a_table(
+    tokens: list[int], buckets: int, microbatches: int, equal_counts: bool, method: str
+) -> None:
+    graph = DGraph.from_metadata({"tokens": tokens}, topology=ClientPlaceTree(dp=buckets))
+    graph.distribute("dp", microbatches).balance(method, equal_counts=equal_counts)  # type: ignore[arg-type]
+    plan = graph.plan()
+    assert plan.assignment.shape == plan.microbatch.shape == (len(tokens),)
+    assert plan.loads.shape == (buckets, microbatches, 1)
+    expected = np.zeros((buckets, microbatches))
+    np.add.at(expected, (plan.assignment, plan.microbatch), tokens)
+    np.testing.assert_array_equal(plan.loads[:, :, 0], expected)
+    if sum(tokens):
+        mean = sum(tokens) / buckets
+        assert plan.imbalance == pytest.approx(expected.sum(axis=1).max() / mean)
+        assert plan.bound == pytest.approx(max(1, max(tokens) / mean))
+        assert plan.bound <= plan.imbalance * (1 + 1e-12)
+    if equal_counts:
+        assert np.ptp(np.bincount(plan.assignment, minlength=buckets)) <= 1
+
+
+def test_methods_compared_on_one_table() -> None:
+    graph = DGraph.from_metadata(
+        {"source": ["web"] * 512, "tokens": lengths(512)}, topology=ClientPlaceTree(dp=64)
+    )
+    graph.distribute("dp").cost(costs.Transformer(hidden=5120, layers=40))
+    found = {method: graph.balance(method).plan() for method in ("none", "greedy", "assignment")}
+    assert found["none"].imbalance > 2
+    assert found["greedy"].imbalance < 1.1
+    assert found["assignment"].imbalance < 1.001
+    flops = np.asarray(costs.Transformer(hidden=5120, layers=40)(graph.table)).sum()
+    assert found["none"].loads.sum() == pytest.approx(flops, rel=1e-6)
+    html = found["assignment"]._repr_html_()
+    assert html.count("<rect") == 64
+    assert "max/mean 1.000" in html
+
+
+def test_parts_and_modalities() -> None:
+    image = [[500, 200]] * 20 + [[]] * 20
+    graph = DGraph.from_metadata({"tokens": lengths(40), "image": image}, ClientPlaceTree(dp=4))
+    encoder = costs.VisionEncoder("image", hidden=1024, layers=24)
+    plan = graph.cost(costs.Parts(encoder, costs.Transformer(2048, 24))).plan()
+    assert plan.loads.shape == (4, 1, 2)
+    assert plan.loads[:, 0, 0].tolist() == [plan.loads[0, 0, 0]] * 4
+    again = DGraph.from_metadata(graph.table, ClientPlaceTree(dp=4)).table
+    assert again is not None
+    assert isinstance(again.items["image"], Ragged)
+
+
+def test_from_metadata_takes_a_table_and_checks_the_names() -> None:
+    table = Metadata({"tokens": np.array([3, 4]), "source": np.array(["web", "code"])})
+    graph = DGraph.from_metadata(table, ClientPlaceTree(dp=2))
+    assert sorted(graph.mix({"web": 1}).plan().assignment.tolist()) == [0, 1]
+    with pytest.raises(ConfigError, match="unknown source"):
+        graph.mix({"books": 1})
+
+
+def test_axis_decides_the_number_of_buckets() -> None:
+    graph = DGraph.from_metadata({"tokens": lengths(64)}, ClientPlaceTree(dp=4, cp=2, tp=2))
+    assert graph.plan().num_buckets == 4
+    assert graph.distribute(("dp", "cp")).plan().num_buckets == 8
+    assert graph.distribute("world").plan().num_buckets == 16
