@@ -1,4 +1,4 @@
-"""What a training loop sees: an iterator of batches, with state. The only module that needs torch."""
+"""What a training loop sees: an iterator of batches, with state. Needs torch."""
 
 from __future__ import annotations
 
@@ -303,7 +303,8 @@ class Step:
     def __iter__(self) -> Iterator[Batch]:
         while self.left:
             batch = self._loader._next()
-            assert batch is not None and batch["step"] == self.index
+            assert batch is not None
+            assert batch["step"] == self.index
             self.left -= 1
             yield batch
 
@@ -359,7 +360,9 @@ def to_batch(microbatch: Microbatch, sources: list[str]) -> Batch:
         batch[name] = int(array) if array.ndim == 0 else _tensor(array)
     source, epoch, lane, position, start, stop = microbatch.ids
     columns = (column.tolist() for column in (source, epoch, lane, position))
-    batch["sample_ids"] = [SampleId(sources[s], e, k, p) for s, e, k, p in zip(*columns, strict=True)]
+    batch["sample_ids"] = [
+        SampleId(sources[s], e, k, p) for s, e, k, p in zip(*columns, strict=True)
+    ]
     batch["spans"] = _tensor(np.stack([start, stop], axis=1))
     batch["step"] = microbatch.step
     batch["microbatch"] = microbatch.microbatch

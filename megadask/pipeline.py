@@ -1,4 +1,4 @@
-"""Declare what to load: sources, topology, strategy, batching. Plain data, checked when it is made."""
+"""Declare what to load: sources, topology, strategy, batching. Checked when it is made."""
 
 from __future__ import annotations
 
@@ -191,7 +191,9 @@ class Pipeline:
         """Weights of the sources by step."""
         if self.frozen_strategy.mix is not None:
             return self.frozen_strategy.mix
-        return Schedule.constant({source.name: max(1, source.size_bytes) for source in self.sources})
+        return Schedule.constant(
+            {source.name: max(1, source.size_bytes) for source in self.sources}
+        )
 
     @cached_property
     def rules(self) -> DrawRules:
@@ -238,7 +240,7 @@ class Pipeline:
     def check_resumable(self, saved: Mapping[str, str]) -> None:
         """Raise StateError naming both sides if a saved state belongs to another pipeline.
 
-        Sources may have been added, and shards behind those there were; the mixture may then differ.
+        Sources may have been added, and shards behind the old ones; then the mixture may differ.
         """
         mine = self.components
         grown = False

@@ -17,13 +17,13 @@ from megadask.pipeline import Pipeline
 from megadask.planner.errors import ConfigError, StateError
 from megadask.planner.schedule import Schedule, check_names
 from megadask.planner.state import PlannerState, check_lanes
+from megadask.saved import read_saved
 from megadask.scheduling.errors import DeadlineError, ServiceError, WorkerError
 from megadask.scheduling.loader_host import LoaderHost
 from megadask.scheduling.point import Point
 from megadask.scheduling.spec import Limits
 from megadask.scheduling.supervisor import Supervisor
 from megadask.scheduling.wire import SUPERVISOR
-from megadask.saved import read_saved
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +122,7 @@ class Service:
     @property
     def address(self) -> str:
         """Address of the Dask scheduler, for `connect`."""
+        assert self._client.scheduler is not None
         return str(self._client.scheduler.address)
 
     def set_mixture(
@@ -150,8 +151,8 @@ class Service:
     def audit(self, pipeline: str | None = None) -> dict[str, Any]:
         """Return what was planned, delivered, repeated, lost, skipped, filtered and unread.
 
-        Committed plans times the trainers' acknowledgements, by source in samples, spans and tokens,
-        since the generation began; ``"ok"`` says whether nothing was lost or repeated. Unread
+        Committed plans times the trainers' acknowledgements, by source in samples, spans and
+        tokens, since the generation began; ``"ok"`` says whether nothing was lost or repeated. Unread
         samples are counted once the data has ended; -1 where only reading them would tell.
         """
         audit: dict[str, Any] = self._ask(pipeline, "audit")
@@ -277,7 +278,9 @@ def _states(resume: Mapping[str, Any] | None, several: bool) -> dict[str, Mappin
 def _check_arguments(pipelines: Mapping[str, Any], client: Any, name: str) -> None:
     for key, one in pipelines.items():
         if not isinstance(one, Pipeline):
-            raise ConfigError(f"serve(pipeline): {key!r}", got=type(one).__name__, limit="a Pipeline")
+            raise ConfigError(
+                f"serve(pipeline): {key!r}", got=type(one).__name__, limit="a Pipeline"
+            )
         if "/" in key:
             raise ConfigError("the name of a pipeline", got=repr(key), limit="no '/'")
     if not name or "/" in name:
@@ -292,7 +295,7 @@ def _check_arguments(pipelines: Mapping[str, Any], client: Any, name: str) -> No
 
 
 def _check_workers(client: Client, timeout_s: float) -> None:
-    """Raise WorkerError unless every worker can import this MegaDask version, within the timeout."""
+    """Raise WorkerError unless every worker can import this MegaDask version in time."""
     connect_s = dask.config.get("distributed.comm.timeouts.connect")
     assert connect_s
     workers = client.scheduler_info(n_workers=-1)["workers"]

@@ -1,4 +1,4 @@
-"""How samples become batches: the declarations that the draw, the placement and the constructors share."""
+"""How samples become batches: what the draw, the placement and the constructors share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class Packed:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"Packed({name}=)", got=repr(value), limit="an integer >= 1")
         if isinstance(self.global_batch, int) and self.global_batch < 1:
-            raise ConfigError("Packed(global_batch=)", got=self.global_batch, limit="an integer >= 1")
+            raise ConfigError(
+                "Packed(global_batch=)", got=self.global_batch, limit="an integer >= 1"
+            )
         if self.overflow not in get_args(Overflow):
             raise ConfigError(
                 "Packed(overflow=)", got=repr(self.overflow), limit=f"one of {get_args(Overflow)}"

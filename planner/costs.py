@@ -137,11 +137,13 @@ class VisionEncoder:
 
     def __call__(self, table: Metadata) -> NDArray[np.float64]:
         """Return (N,) FLOPs. Raises CostError if the table lacks the modality."""
-        if self.modality not in table.items:
+        if self.modality not in table.ragged:
             raise CostError(
-                f"{self!r}: modality", got=repr(self.modality), limit=f"among {sorted(table.items)}"
+                f"{self!r}: modality",
+                got=repr(self.modality),
+                limit=f"among {sorted(table.ragged)}",
             )
-        items = table.items[self.modality]
+        items = table.ragged[self.modality]
         per_square = 4.0 * self.layers * self.hidden
         return items.sum() * self.flops_per_token + items.sum(power=2) * per_square
 

@@ -151,7 +151,9 @@ def draw(
         live_share_S = np.where(alive_S, share_S, 0)
         sizes = None
         if rules.mix_by == "tokens":
-            sizes = np.array([feeds[n].head_tokens if a else 1 for n, a in zip(names, alive_S, strict=True)])
+            sizes = np.array(
+                [feeds[n].head_tokens if a else 1 for n, a in zip(names, alive_S, strict=True)]
+            )
         source = pick(deficit_S, live_share_S, sizes)
         if source < 0:
             break
@@ -166,7 +168,9 @@ def draw(
         deficit_S = charge(deficit_S, live_share_S, source, charged)
         if feed.starved:
             return Starved(names[source])
-    return _finish(state, feeds, taken, packs, num_packs, dict(zip(names, deficit_S.tolist(), strict=True)))
+    return _finish(
+        state, feeds, taken, packs, num_packs, dict(zip(names, deficit_S.tolist(), strict=True))
+    )
 
 
 class Packing:
@@ -227,7 +231,7 @@ class _Feed:
     @property
     def head_tokens(self) -> int:
         """Tokens of the first span in the window."""
-        return self._tokens[self.window[0]]
+        return int(self._tokens[self.window[0]])
 
     def choose(self, room: int, due_since: int) -> int | None:
         """Return the place in the window of the first span that fits, if any may be taken."""
@@ -261,7 +265,7 @@ class _Feed:
         """Whether the window is all that can be shown: its epoch, or the source, is complete."""
         complete = self.rows.complete_epochs
         if self.window:
-            return self._epoch[self.window[0]] < complete
+            return bool(self._epoch[self.window[0]] < complete)
         return self._rules.stop != "repeat" and complete == self._rules.epochs
 
     def advance(self, step: int) -> tuple[SourceState, Metadata]:
@@ -328,14 +332,16 @@ def _after(table: Metadata, row: int) -> Cursor:
 
 
 def _lanes_after(state: SourceState, table: Metadata, cursor: Cursor) -> tuple[LaneCursor, ...]:
-    """Return the next record of every lane; a record of which spans are left stays the next one."""
+    """Return the next record of every lane; one of which spans are left stays the next."""
     same_epoch = cursor[0] == state.cursor[0]
     lanes = list(state.lanes) if same_epoch else [LaneCursor()] * len(state.lanes)
     epoch, position, lane, _ = cursor
     passed = (table["epoch"] == epoch) & (
         (table["position"] < position) | ((table["position"] == position) & (table["lane"] < lane))
     )
-    columns = (table[name][passed].tolist() for name in ("lane", "position", "shard", "row", "verdict"))
+    columns = (
+        table[name][passed].tolist() for name in ("lane", "position", "shard", "row", "verdict")
+    )
     for lane, *record in zip(*columns, strict=True):
         if record[0] >= lanes[lane].position:
             lanes[lane] = LaneCursor.after(*record)
@@ -364,7 +370,9 @@ def _finish(
     for name in taken:
         order.append(first[name])
         first[name] += 1
-    spans = concat([feed.rows.table.take(np.array(feed.taken, np.int64)) for feed in feeds.values()])
+    spans = concat(
+        [feed.rows.table.take(np.array(feed.taken, np.int64)) for feed in feeds.values()]
+    )
     return Draw(
         step=state.step,
         table=spans.take(np.array(order, np.int64)),

@@ -61,7 +61,8 @@ class Runs:
 
     def missing_below(self, end: int) -> list[int]:
         """Return the integers in [0, end) that are not in the set."""
-        gaps, at = [], 0
+        gaps: list[int] = []
+        at = 0
         for start, stop in zip([*self._starts, end], [*self._stops, end], strict=True):
             gaps.extend(range(at, min(start, end)))
             at = max(at, stop)

@@ -65,11 +65,11 @@ class Metadata(Mapping[str, NDArray[Any]]):
     """
 
     columns: Mapping[str, NDArray[Any]]
-    items: Mapping[str, Ragged] = field(default_factory=dict)
+    ragged: Mapping[str, Ragged] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in self.columns.items()}
-        lengths |= {name: len(ragged.offsets) - 1 for name, ragged in self.items.items()}
+        lengths |= {name: len(ragged.offsets) - 1 for name, ragged in self.ragged.items()}
         if len(set(lengths.values())) > 1:
             raise ConfigError("metadata columns differ in length", got=lengths)
 
@@ -96,17 +96,17 @@ class Metadata(Mapping[str, NDArray[Any]]):
         index = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
         return Metadata(
             {name: column[index] for name, column in self.columns.items()},
-            {name: ragged.take(index) for name, ragged in self.items.items()},
+            {name: ragged.take(index) for name, ragged in self.ragged.items()},
         )
 
     def with_columns(self, **columns: NDArray[Any]) -> Metadata:
         """Return this table with columns added or replaced."""
-        return Metadata({**self.columns, **columns}, self.items)
+        return Metadata({**self.columns, **columns}, self.ragged)
 
     def pack(self) -> dict[str, NDArray[Any]]:
         """Return a flat dict of arrays, which Dask sends without a copy; see `unpack`."""
         flat = dict(self.columns)
-        for name, ragged in self.items.items():
+        for name, ragged in self.ragged.items():
             flat[f"items:{name}:lengths"] = ragged.lengths_I
             flat[f"items:{name}:offsets"] = ragged.offsets
         return flat
@@ -130,8 +130,8 @@ def concat(tables: Sequence[Metadata]) -> Metadata:
     first = tables[0]
     columns = {name: np.concatenate([t.columns[name] for t in tables]) for name in first.columns}
     items = {}
-    for name in first.items:
-        parts = [table.items[name] for table in tables]
+    for name in first.ragged:
+        parts = [table.ragged[name] for table in tables]
         counts = np.concatenate([np.diff(part.offsets) for part in parts])
         items[name] = Ragged(
             np.concatenate([part.lengths_I for part in parts]),

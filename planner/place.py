@@ -1,4 +1,4 @@
-"""Place the spans of a drawn step on buckets, microbatches and packs. Never changes what is drawn."""
+"""Place the spans of a drawn step on buckets, microbatches and packs."""
 
 from __future__ import annotations
 
@@ -57,30 +57,39 @@ def place_rest(
     if whole.assignment_digest == assignment_digest:
         loads_BMP = whole.loads_BMP.copy()
         loads_BMP[:, :first_microbatch] = 0
-        columns = {
-            f"{name}_N": np.where(consumed_N, -1, getattr(whole, f"{name}_N"))
-            for name in ("bucket", "microbatch", "pack", "offset")
-        }
-        return replace(whole, loads_BMP=loads_BMP, first_microbatch=first_microbatch, **columns)
+        return replace(
+            whole,
+            loads_BMP=loads_BMP,
+            first_microbatch=first_microbatch,
+            bucket_N=np.where(consumed_N, -1, whole.bucket_N),
+            microbatch_N=np.where(consumed_N, -1, whole.microbatch_N),
+            pack_N=np.where(consumed_N, -1, whole.pack_N),
+            offset_N=np.where(consumed_N, -1, whole.offset_N),
+        )
     rest = replace(
         draw,
         table=draw.table.take(left_N),
         canonical_pack_N=_repack(draw, batching, np.flatnonzero(left_N)),
     )
     part = place(rest, strategy, batching, num_buckets, mixture)
-    columns = {}
-    for name in ("bucket", "microbatch", "pack", "offset"):
-        columns[f"{name}_N"] = np.full(draw.table.num_rows, -1, np.int64)
-        columns[f"{name}_N"][left_N] = getattr(part, f"{name}_N")
-    columns["microbatch_N"][left_N] += first_microbatch
     done_BMP = np.zeros((num_buckets, first_microbatch, part.loads_BMP.shape[2]), np.int64)
     return replace(
         whole,
         loads_BMP=np.concatenate([done_BMP, part.loads_BMP], axis=1),
         bound=part.bound,
         first_microbatch=first_microbatch,
-        **columns,
+        bucket_N=_widen(part.bucket_N, left_N),
+        microbatch_N=_widen(part.microbatch_N + first_microbatch, left_N),
+        pack_N=_widen(part.pack_N, left_N),
+        offset_N=_widen(part.offset_N, left_N),
     )
+
+
+def _widen(part_n: NDArray[np.int64], left_N: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return (N,) the values of a part of the spans at their places, -1 elsewhere."""
+    whole_N = np.full(len(left_N), -1, np.int64)
+    whole_N[left_N] = part_n
+    return whole_N
 
 
 def _problem(

@@ -98,12 +98,12 @@ class Plan:
     @property
     def num_buckets(self) -> int:
         """B."""
-        return self.loads_BMP.shape[0]
+        return int(self.loads_BMP.shape[0])
 
     @property
     def num_microbatches(self) -> int:
         """M, the same for every rank; counts those before `first_microbatch` too."""
-        return self.loads_BMP.shape[1]
+        return int(self.loads_BMP.shape[1])
 
     @property
     def imbalance(self) -> float:
@@ -117,7 +117,9 @@ class Plan:
 
     def sample_ids(self, rows: NDArray[np.int64]) -> list[SampleId]:
         """Return the sample ids of the given rows."""
-        columns = (self.table[name][rows].tolist() for name in ("source", "epoch", "lane", "position"))
+        columns = (
+            self.table[name][rows].tolist() for name in ("source", "epoch", "lane", "position")
+        )
         return [SampleId(self.sources[s], e, k, p) for s, e, k, p in zip(*columns, strict=True)]
 
     def to_arrow(self) -> bytes:
@@ -127,7 +129,7 @@ class Plan:
         columns: dict[str, Any] = dict(self.table.columns)
         columns |= {f"plan:{name}": getattr(self, f"{name}_N") for name in _PLACED}
         arrays = {name: pa.array(column) for name, column in columns.items()}
-        for name, ragged in self.table.items.items():
+        for name, ragged in self.table.ragged.items():
             arrays[f"items:{name}"] = pa.LargeListArray.from_arrays(
                 pa.array(ragged.offsets), pa.array(ragged.lengths_I)
             )

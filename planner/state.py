@@ -187,7 +187,7 @@ def with_since(table: Metadata, step: int) -> Metadata:
 def table_to_json(table: Metadata) -> dict[str, Any]:
     """Return a table as plain lists and numbers; `table_from_json` inverts it."""
     data: dict[str, Any] = {name: column.tolist() for name, column in table.columns.items()}
-    for name, ragged in table.items.items():
+    for name, ragged in table.ragged.items():
         data[f"items:{name}"] = [ragged.lengths_I.tolist(), ragged.offsets.tolist()]
     return data
 
@@ -234,4 +234,6 @@ def _source_from_dict(data: Mapping[str, Any]) -> SourceState:
         lengths=tuple(data.get("lengths", ())),
         ended=data.get("ended", False),
     )
-    return state if outstanding is None else replace(state, outstanding=table_from_json(outstanding))
+    return (
+        state if outstanding is None else replace(state, outstanding=table_from_json(outstanding))
+    )

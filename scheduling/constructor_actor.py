@@ -1,7 +1,7 @@
 """A Data Constructor as a Dask actor: builds the batches of some buckets from committed plans.
 
-It holds committed microbatches until every rank of their bucket has acknowledged them, within a limit
-of bytes: microbatches are admitted in their order, and the one that is due always is.
+It holds committed microbatches until every rank of their bucket has acknowledged them, within a
+limit of bytes: microbatches are admitted in their order, and the one that is due always is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,9 @@ class ConstructorActor:
         self._buckets = buckets
         axis, tree = self._spec.strategy.axis, self._spec.topology
         self._bucket_of = {r: b for b in buckets for r in tree.ranks_of(b, axis)}
-        self._slices_cp = "cp" not in (axis if isinstance(axis, tuple) else (axis,)) and axis != "world"
+        self._slices_cp = (
+            "cp" not in (axis if isinstance(axis, tuple) else (axis,)) and axis != "world"
+        )
         self._partners = Partners(self._worker, run, self._spec.limits)
         self._changed = Signal()
         self._generation = 0
@@ -78,7 +81,9 @@ class ConstructorActor:
     async def start(self) -> None:
         """Begin to follow the committed plans; returns at once."""
         for work in (self._follow, self._build_on, self._report):
-            self._tasks.append(asyncio.create_task(self._guard(work()), name=f"{self._run} {work.__name__}"))
+            self._tasks.append(
+                asyncio.create_task(self._guard(work()), name=f"{self._run} {work.__name__}")
+            )
 
     async def close(self) -> None:
         """Stop; whoever waits for a batch is told."""
@@ -183,13 +188,13 @@ class ConstructorActor:
         with_plan: bool,
         keys: list[str] | None,
     ) -> Reply:
-        """Return the batch of one rank: its slice, or only the facts where it receives by broadcast."""
+        """Return the batch of one rank: its slice, or the facts alone where others broadcast it."""
         step, microbatch = slot
         arrays = self._built[slot][bucket]
         tree = self._spec.topology
         index, of = tree.cp_slice(rank)
         mine = slice_cp(arrays, index, of) if self._slices_cp and of > 1 else arrays
-        header = {
+        header: dict[str, Any] = {
             "microbatch": microbatch,
             "num_loss_tokens": num_loss_tokens(mine),
             "step": step,
@@ -227,7 +232,9 @@ class ConstructorActor:
         self._changed.set()
 
     def _unreported(self) -> dict[int, Watermark]:
-        return {rank: mark for rank, mark in self._marks.items() if self._reported.get(rank) != mark}
+        return {
+            rank: mark for rank, mark in self._marks.items() if self._reported.get(rank) != mark
+        }
 
     async def _report(self) -> None:
         """Pass watermarks on to the supervisor, many at a time."""
@@ -289,9 +296,9 @@ class ConstructorActor:
                 self._bytes[slot] = self._estimate()
                 task = asyncio.create_task(self._guard(self._build(slot)))
                 self._builds[slot] = task
-                task.add_done_callback(lambda _, slot=slot: self._built_one(slot))
+                task.add_done_callback(partial(self._built_one, slot))
 
-    def _built_one(self, slot: _Slot) -> None:
+    def _built_one(self, slot: _Slot, _: asyncio.Task[None]) -> None:
         self._builds.pop(slot, None)
         self._changed.set()
 

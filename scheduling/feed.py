@@ -21,8 +21,8 @@ MOST_PER_CALL = 256
 class SourceFeed:
     """Fetches the spans of one source ahead of the draw.
 
-    Fetching is by (epoch, lane, position), so it does not matter which loader answers, nor how often
-    it was asked.
+    Fetching is by (epoch, lane, position), so it does not matter which loader answers, nor how
+    often it was asked.
 
     Parameters
     ----------
@@ -142,5 +142,3 @@ def _canonical(table: Metadata) -> Metadata:
     """Return spans in canonical order."""
     keys = (table["start"], table["lane"], table["position"], table["epoch"])
     return table.take(np.lexsort(keys))
-
-

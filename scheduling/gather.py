@@ -60,7 +60,11 @@ class Payload:
         return sum(array.nbytes for part in self._replies for array in part.values())
 
     def pieces(
-        self, rows: NDArray[np.int64], table: Metadata, pack_n: NDArray[np.int64], offset_n: NDArray[np.int64]
+        self,
+        rows: NDArray[np.int64],
+        table: Metadata,
+        pack_n: NDArray[np.int64],
+        offset_n: NDArray[np.int64],
     ) -> Pieces:
         """Return what some rows bring to a microbatch, in the given order."""
         tokens, masks, masked = [], [], False

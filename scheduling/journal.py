@@ -1,7 +1,7 @@
 """The committed record on storage: immutable, hash-chained objects on any fsspec path.
 
-Object ``generation-G/S`` holds one line of JSON (version, kind, the hash of the object before it, the
-hash of the body) and the body. Object stores have neither append nor rename, so nothing is ever
+Object ``generation-G/S`` holds one line of JSON (version, kind, the hash of the object before it,
+the hash of the body) and the body. Object stores have neither append nor rename, so nothing is ever
 changed: the head is the last object of the valid chain of the highest generation.
 """
 
@@ -79,7 +79,9 @@ class Journal:
         if not self._fs.exists(self._root):
             return []
         self._fs.invalidate_cache()
-        names = [name.rstrip("/").rsplit("/", 1)[-1] for name in self._fs.ls(self._root, detail=False)]
+        names = [
+            name.rstrip("/").rsplit("/", 1)[-1] for name in self._fs.ls(self._root, detail=False)
+        ]
         return sorted(int(name[11:]) for name in names if name.startswith("generation-"))
 
     def read(self, generation: int) -> list[Entry]:

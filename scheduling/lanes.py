@@ -1,7 +1,7 @@
 """Read the records of one lane in order, from any place, with verdicts.
 
-Lane k of a source with L lanes holds its shards k, k + L, k + 2L, ... in their order. Positions count
-the records of the lane in one epoch. All functions here block; a loader runs them in its executor.
+Lane k of a source with L lanes holds its shards k, k + L, k + 2L, ... in their order. Positions
+count the records of the lane in one epoch. All functions here block; a loader runs them in its executor.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ RETRY_DELAYS_S = (0.1, 0.5, 2.0)
 Sample = Mapping[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Read:
     """One record of a lane, as the transform left it.
 
@@ -64,21 +65,23 @@ def read_lane(spec: SourceSpec, epoch: int, lane: int, start: LaneCursor) -> Ite
     be read at all or too many records in a row are bad.
     """
     shards = lane_shards(spec, lane)
-    position, row, failures = start.position, start.row, 0
+    position, first_row, failures = start.position, start.row, 0
     for shard in range(start.shard, len(shards)):
-        for row, record in _rows(spec, shards[shard], row):
-            read = _judge(spec, epoch, lane, LaneCursor(position=position, shard=shard, row=row), record)
+        for row, record in _rows(spec, shards[shard], first_row):
+            read = _judge(
+                spec, epoch, lane, LaneCursor(position=position, shard=shard, row=row), record
+            )
             failures = failures + 1 if read.verdict is Verdict.SKIPPED else 0
             if failures > spec.max_consecutive_errors:
                 raise SourceError(
                     f"source {spec.name!r}: too many bad records in a row",
-                    got=f"{failures}, the last one in {_where(spec, shards[shard], row)}: {read.reason}",
+                    got=f"{failures}, the last one: {read.reason}",
                     limit=f"max_consecutive_errors={spec.max_consecutive_errors}",
                     remedy="Repair the data or the transform, or raise the limit.",
                 )
             yield read
             position += 1
-        row = 0
+        first_row = 0
 
 
 def read_rows(spec: SourceSpec, epoch: int, lane: int, wanted: list[LaneCursor]) -> Iterator[Read]:
@@ -127,31 +130,33 @@ def _rows(spec: SourceSpec, shard: int, start: int) -> Iterator[tuple[int, Any]]
 def _judge(spec: SourceSpec, epoch: int, lane: int, at: LaneCursor, record: Any) -> Read:
     """Transform a record and say what came of it."""
     where = _where(spec, lane_shards(spec, lane)[at.shard], at.row)
-    place = {"position": at.position, "shard": at.shard, "row": at.row}
+    read = partial(Read, position=at.position, shard=at.shard, row=at.row)
     if isinstance(record, BadRecord | TruncatedShard):
-        truncated = isinstance(record, TruncatedShard)
-        reason = str(record) if truncated else record.reason
+        reason = record.reason if isinstance(record, BadRecord) else str(record)
         if spec.on_error == "raise":
             raise SourceError(
                 f"source {spec.name!r}: bad record in {where}",
                 got=reason,
                 remedy='Repair it, or let Source(on_error="skip") pass it over.',
             )
-        verdict = Verdict.TOMBSTONE if truncated else Verdict.SKIPPED
-        return Read(**place, verdict=verdict, reason=f"{where}: {reason}")
+        verdict = Verdict.SKIPPED if isinstance(record, BadRecord) else Verdict.TOMBSTONE
+        return read(verdict=verdict, reason=f"{where}: {reason}")
     try:
         sample = _transform(spec, epoch, lane, at.position, record)
     except Exception as error:  # a transform is the user's code and may raise anything
         if spec.on_error == "raise":
             error.add_note(f"MegaDask: source {spec.name!r}, {where}, epoch {epoch}")
             raise
-        return Read(**place, verdict=Verdict.SKIPPED, reason=f"{where}: {type(error).__name__}: {error}")
+        reason = f"{where}: {type(error).__name__}: {error}"
+        return read(verdict=Verdict.SKIPPED, reason=reason)
     if sample is None or not len(sample["tokens"]):
-        return Read(**place, verdict=Verdict.FILTERED)
-    return Read(**place, verdict=Verdict.OK, sample=sample)
+        return read(verdict=Verdict.FILTERED)
+    return read(verdict=Verdict.OK, sample=sample)
 
 
-def _transform(spec: SourceSpec, epoch: int, lane: int, position: int, record: Any) -> Sample | None:
+def _transform(
+    spec: SourceSpec, epoch: int, lane: int, position: int, record: Any
+) -> Sample | None:
     sample = record
     if spec.transform is not None:
         generator = {"rng": spec.generator(epoch, lane, position)} if spec.wants_rng else {}
@@ -174,7 +179,9 @@ def check_sample(sample: Any) -> Sample:
     tokens = np.asarray(sample["tokens"])
     if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
         raise ConfigError(
-            "a sample's 'tokens'", got=f"{tokens.dtype} of shape {tokens.shape}", limit="1-D integers"
+            "a sample's 'tokens'",
+            got=f"{tokens.dtype} of shape {tokens.shape}",
+            limit="1-D integers",
         )
     checked = {**sample, "tokens": tokens}
     if sample.get("loss_mask") is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -64,12 +64,17 @@ class LoaderHost(WorkerPlugin):
                 got=f"incarnation {incarnation}",
                 remedy="It was replaced or released; ask the supervisor for the owner.",
             )
-        method = {"describe": _describe, "serve": _serve, "status": _status}[call]
+        method = _CALLS[call]
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(hosted.thread, partial(method, hosted.loader, **arguments))
+        return await loop.run_in_executor(
+            hosted.thread, partial(method, hosted.loader, **arguments)
+        )
 
     async def _open(self, incarnation: str, blob: bytes, limit_bytes: int) -> None:
-        if incarnation in self._hosted or self._worker.status not in (Status.running, Status.paused):
+        if incarnation in self._hosted or self._worker.status not in (
+            Status.running,
+            Status.paused,
+        ):
             return
         thread = ThreadPoolExecutor(1, thread_name_prefix="megadask-loader")
         loop = asyncio.get_running_loop()
@@ -116,3 +121,10 @@ def _status(loader: SourceLoader) -> dict[str, Any]:
         "skip_reasons": list(loader.skip_reasons),
         "open_lanes": loader.num_open_lanes,
     }
+
+
+_CALLS: dict[str, Callable[..., dict[str, Any]]] = {
+    "describe": _describe,
+    "serve": _serve,
+    "status": _status,
+}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distributed import Worker
-from distributed.comm import CommClosedError
+from distributed.comm.core import CommClosedError
 
 from megadask.scheduling.errors import DeadlineError, StaleError
 from megadask.scheduling.spec import Limits

@@ -1,7 +1,7 @@
 """The Planner as a Dask actor: fetches metadata, draws and places each step, commits the plan.
 
-Deciding is the planner package's; this actor only feeds it. It owns nothing that the Supervisor does
-not have too: a new Planner continues from the committed record.
+Deciding is the planner package's; this actor only feeds it. It owns nothing that the Supervisor
+does not have too: a new Planner continues from the committed record.
 """
 
 from __future__ import annotations

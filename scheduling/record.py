@@ -127,21 +127,30 @@ class RunRecord:
         last = self.plans.get(self.next_step - 1)
         return last is not None and last.plan.end
 
-    def commit(self, generation: int, incarnation: str, step: int, num_events: int, data: bytes) -> bool:
-        """Commit the plan of ``step``; return False when an event came in between.
-
-        Raises StaleError for a planner of another life or generation, or a step out of turn.
-        """
+    def check_planner(self, incarnation: str) -> None:
+        """Raise StaleError for a planner of another life."""
         planner = self.planner
-        if generation != self.generation or planner is None or planner.incarnation != incarnation:
+        if planner is None or planner.incarnation != incarnation:
             raise StaleError(
                 f"{self.name}: this planner was replaced",
-                got=f"generation {generation}, incarnation {incarnation}",
-                limit=f"generation {self.generation}, incarnation {planner and planner.incarnation}",
+                got=f"incarnation {incarnation}",
+                limit=f"incarnation {planner.incarnation}" if planner else "none",
             )
-        if step != self.next_step or self.ended:
-            raise StaleError(f"{self.name}: step out of turn", got=step, limit=self.next_step)
-        if num_events != len(self.events):
+
+    def is_turn(self, generation: int, step: int, num_events: int) -> bool:
+        """Whether a plan made for this generation, step and number of events can be committed."""
+        current = (self.generation, self.next_step, len(self.events))
+        return (generation, step, num_events) == current and not self.ended
+
+    def commit(
+        self, generation: int, incarnation: str, step: int, num_events: int, data: bytes
+    ) -> bool:
+        """Commit the plan of ``step``; False when the planner has to look at the record again.
+
+        Raises StaleError for a planner of another life.
+        """
+        self.check_planner(incarnation)
+        if not self.is_turn(generation, step, num_events):
             return False
         plan = Plan.from_arrow(data)
         self.plans[step] = Committed(data, plan)
@@ -155,19 +164,33 @@ class RunRecord:
             del self.history[:-1000]
         return True
 
-    def add_event(self, weights: Mapping[str, float], at_step: int | None) -> int:
-        """Commit new mixture weights above every committed plan; return their first step."""
+    def event_step(self, at_step: int | None) -> int:
+        """Return the step from which an event would hold: above every committed plan."""
         if self.ended:
             raise ServiceError(f"{self.name}: the data has ended at step {self.next_step - 1}")
-        step = self.next_step if at_step is None else at_step
-        if step < self.next_step:
+        if at_step is not None and at_step < self.next_step:
             raise ConfigError(
                 "set_mixture(at_step=)",
                 got=at_step,
                 limit=f"at least {self.next_step}: the steps before it are committed",
             )
+        return self.next_step if at_step is None else at_step
+
+    def add_event(self, weights: Mapping[str, float], at_step: int | None) -> int:
+        """Commit new mixture weights; return the step from which they hold."""
+        step = self.event_step(at_step)
         self.events.append(MixtureEvent(step=step, weights=dict(weights)))
         return step
+
+    def is_actor(self, incarnation: str) -> bool:
+        """Whether this is the present life of the planner or of a constructor."""
+        owners = [*self.constructors.values(), *([self.planner] if self.planner else [])]
+        return any(owner.incarnation == incarnation for owner in owners)
+
+    def constructor_of(self, rank: int) -> Owner | None:
+        """Return the constructor that serves a rank, None while there is none."""
+        bucket = self.topology.bucket_of(rank, self.axis)
+        return next((o for part, o in self.constructors.items() if bucket in part), None)
 
     # The ranks --------------------------------------------------------------------------------
 
@@ -254,32 +277,33 @@ class RunRecord:
 
     # Going back -------------------------------------------------------------------------------
 
-    def rewind(self, rank: int, token: str, point: Point) -> bool:
-        """Ask for a new generation at ``point``; return True once the rank can go on from there.
+    def stands_at(self, rank: int, point: Point) -> bool:
+        """Whether a rank can go on from ``point`` as it is: at the generation's beginning."""
+        return point == self.origin and self.watermarks[rank] == (point.step, point.microbatch)
 
-        That is at once where the rank already stands at the generation's beginning and that is the
-        point; else when all ranks have asked, which opens the new generation. Raises StateError
-        naming the ranks when they ask for unlike points.
+    def rewind(self, rank: int, token: str, point: Point) -> bool:
+        """Ask to go back to ``point``; True when a new generation is to be opened there.
+
+        That is when all ranks have asked for the same point and some do not stand there already.
+        Raises StateError naming the ranks when they ask for unlike points.
         """
         self.check_token(rank, token)
         self.rewinds[rank] = point
+        waiting = {r: asked for r, asked in self.rewinds.items() if not self.stands_at(r, asked)}
         places: dict[str, list[int]] = {}
-        for other, asked in sorted(self.rewinds.items()):
+        for other, asked in sorted(waiting.items()):
             places.setdefault(asked.digest, []).append(other)
         if len(places) > 1:
-            asked_at = [(ranks, self.rewinds[ranks[0]]) for ranks in places.values()]
+            asked_at = [(ranks, waiting[ranks[0]]) for ranks in places.values()]
             self.rewinds.clear()
             detail = "; ".join(
-                f"ranks {ranks}: step {at.step}, microbatch {at.microbatch}" for ranks, at in asked_at
+                f"ranks {ranks}: step {at.step}, microbatch {at.microbatch}"
+                for ranks, at in asked_at
             )
             self.refused = (self.refused[0] + 1, detail)
             raise unequal_points(self.name, detail)
-        if point == self.origin and self.watermarks[rank] == (point.step, point.microbatch):
-            return True
-        if len(self.rewinds) < self.topology.world_size:
-            return False
-        self.open_generation(point)
-        return True
+        agreed = [asked for asked in self.rewinds.values() if asked == point]
+        return bool(waiting) and len(agreed) == self.topology.world_size
 
     def refuse(self) -> None:
         """Raise the error of the last refused attempt to go back."""
@@ -296,7 +320,9 @@ class RunRecord:
             for bucket in range(plan.num_buckets):
                 mark = self._bucket_mark(bucket)
                 mine = plan.bucket_N == bucket
-                waiting |= mine & ((plan.microbatch_N >= mark[1]) | (step > mark[0])) & (step >= mark[0])
+                waiting |= (
+                    mine & ((plan.microbatch_N >= mark[1]) | (step > mark[0])) & (step >= mark[0])
+                )
             pending.append(plan.table.take(waiting))
         last = self.plans.get(self.next_step - 1)
         state = self._state_before[self.next_step] if last is None else last.plan.state

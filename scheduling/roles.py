@@ -10,16 +10,14 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distributed import Client, Scheduler
+from distributed import Client, Scheduler, Variable
 
 from megadask.scheduling.constructor_actor import ConstructorActor
-from megadask.scheduling.errors import ServiceError
 from megadask.scheduling.planner_actor import PlannerActor
 from megadask.scheduling.record import Owner
-from megadask.scheduling.wire import LOADER_HOST, within
+from megadask.scheduling.wire import LOADER_HOST, Signal, within
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +33,7 @@ class Roles:
         self._client: Client | None = None
         self._actors: dict[str, tuple[Any, Any]] = {}  # incarnation to future and actor
         self._lock = asyncio.Lock()
+        self._arrival = Signal()
 
     async def client(self) -> Client:
         """Return the client in the scheduler's process, connected."""
@@ -54,6 +53,14 @@ class Roles:
         states = self._scheduler.workers.values()
         return sorted(state.address for state in states if state.status.name == "running")
 
+    def worker_came(self) -> None:
+        """Note that a worker joined the cluster."""
+        self._arrival.set()
+
+    async def wait_for_worker(self, seconds: float) -> None:
+        """Wait until a worker runs, or the time is over."""
+        await self._arrival.wait_until(self.workers, seconds)
+
     async def start_planner(self, run: str, blob: bytes, address: str) -> Owner:
         """Start a Planner on a worker."""
         return await self._start_actor(PlannerActor, run, blob, address)
@@ -64,8 +71,9 @@ class Roles:
         """Start a Data Constructor on a worker and publish its future, by `actor_key`."""
         owner = await self._start_actor(ConstructorActor, run, blob, address, buckets)
         future, _ = self._actors[owner.incarnation]
-        client = await self.client()
-        await client.publish_dataset(future, name=actor_key(owner.incarnation))
+        # A variable, since a published dataset hands out the publisher's own future object to
+        # clients in the same process, and breaks it.
+        await Variable(actor_key(owner.incarnation), client=await self.client()).set(future)
         return owner
 
     async def start_loader(self, blob: bytes, limit_bytes: int, address: str) -> Owner:
@@ -104,9 +112,7 @@ class Roles:
         if owner.address in self._scheduler.workers:
             with contextlib.suppress(Exception):  # it may be lost at this very moment
                 await within(5.0, actor.close(), f"an actor of {run} to close")
-        client = await self.client()
-        with contextlib.suppress(KeyError):
-            await client.unpublish_dataset(actor_key(owner.incarnation))
+        Variable(actor_key(owner.incarnation), client=await self.client()).delete()
         future.release()
 
     async def stop_loader(self, owner: Owner) -> None:
@@ -124,7 +130,9 @@ class Roles:
             client, self._client = self._client, None
             await client.close(timeout=2)
 
-    async def _start_actor(self, cls: type, run: str, blob: bytes, address: str, *args: Any) -> Owner:
+    async def _start_actor(
+        self, cls: type, run: str, blob: bytes, address: str, *args: Any
+    ) -> Owner:
         """Start an actor pinned to one worker, under a key that was never used."""
         incarnation = uuid.uuid4().hex
         client = await self.client()
@@ -152,24 +160,5 @@ async def _result(future: Any) -> Any:
 
 
 def actor_key(incarnation: str) -> str:
-    """Return the Dask key of an actor's future, under which it is published too."""
+    """Return the Dask key of an actor's future, and the name of the variable that holds it."""
     return f"megadask-actor-{incarnation}"
-
-
-def spread(weights: Sequence[int], workers: Sequence[str], used: Mapping[str, int]) -> list[str]:
-    """Return a worker for each of some roles: heaviest first, onto the least loaded.
-
-    weights: what each role weighs; used: worker to the weight it bears already.
-    """
-    if not workers:
-        raise ServiceError(
-            "the cluster has no running worker",
-            remedy="Start workers, or wait for them: client.wait_for_workers(n).",
-        )
-    placed = [""] * len(weights)
-    load = {worker: used.get(worker, 0) for worker in workers}
-    for role in sorted(range(len(weights)), key=lambda r: (-weights[r], r)):
-        worker = min(workers, key=lambda w: (load[w], w))
-        load[worker] += weights[role]
-        placed[role] = worker
-    return placed

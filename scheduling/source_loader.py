@@ -240,7 +240,7 @@ def _weigh(sample: Sample) -> tuple[int, int]:
         if sample.get(name) is not None:
             array = np.ascontiguousarray(sample[name])
             size_bytes += array.nbytes
-            checksum = zlib.crc32(array.view(np.uint8), checksum)
+            checksum = zlib.crc32(array.tobytes(), checksum)
     return size_bytes, checksum
 
 

@@ -1,7 +1,7 @@
 """The trainer's end of the line: claims a rank, keeps microbatches on their way, acknowledges.
 
-Knows no torch; `megadask.loader` turns what it reads into tensors. Nothing here outlives the process:
-what a trainer needs in order to go on is in the supervisor's record and in its own saved state.
+Knows no torch; `megadask.loader` turns what it reads into tensors. Nothing here outlives the
+process: what a trainer needs in order to go on is in the supervisor's record and in its own saved state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future
+from distributed import Client, Future, Variable
 from numpy.typing import NDArray
 
 from megadask.scheduling.delivery import read_reply
@@ -98,18 +98,18 @@ class TrainerLink:
         self._prefetch = prefetch
         self._keys = None if keys is None else list(keys)
         self._pending: tuple[str | None, int] | None = None  # a point asked for, refusals known
-        self._actor: tuple[str, Any, Future] | None = None  # its key, handle and future
+        self._actor: tuple[str, Any, Future[Any]] | None = None  # its key, handle and future
         self._facts: StepFacts | None = None
         self.wait_s = 0.0
-        joined = self._ask(
-            "join", rank=rank, client=client.id, process=process_name(), force=force
-        )
+        joined = self._ask("join", rank=rank, client=client.id, process=process_name(), force=force)
         self._token: str = joined["token"]
         self.sources: list[str] = joined["sources"]
         self.components: dict[str, str] = joined["components"]
         self.restarts: bool = joined["restart"]
         self._num_microbatches = 1
         self._inflight: dict[Watermark, Any] = {}
+        self._position: Watermark
+        self._mark: Watermark
         self._stand(joined)
 
     # Reading ----------------------------------------------------------------------------------
@@ -179,7 +179,9 @@ class TrainerLink:
         """Pass on now what was used."""
         if self._actor is None or self._pending is not None:
             return
-        call = self._actor[1].acknowledge(self.rank, self._token, self._generation, list(self._mark))
+        call = self._actor[1].acknowledge(
+            self.rank, self._token, self._generation, list(self._mark)
+        )
         call.result(timeout=GRACE_S)
 
     # Going back -------------------------------------------------------------------------------
@@ -207,7 +209,12 @@ class TrainerLink:
         assert self._pending is not None
         point, refusals = self._pending
         reply = self._ask(
-            "rewind", wait_s=wait_s, rank=self.rank, token=self._token, point=point, refusals=refusals
+            "rewind",
+            wait_s=wait_s,
+            rank=self.rank,
+            token=self._token,
+            point=point,
+            refusals=refusals,
         )
         self._raise_if_closed(reply)
         if reply["status"] == "wait":
@@ -334,8 +341,8 @@ class TrainerLink:
     def _stand(self, standing: dict[str, Any]) -> None:
         """Begin at the place that the supervisor has on record."""
         self._start = Point.from_json(standing["point"])
-        self._position: Watermark = (self._start.step, self._start.microbatch)
-        self._mark: Watermark = self._position
+        self._position = (self._start.step, self._start.microbatch)
+        self._mark = self._position
         self._state_before = self._start.state
         self._facts = None
         self._inflight.clear()
@@ -370,7 +377,7 @@ class TrainerLink:
             assert self._key is not None
             # Futures and actors attach themselves to the current client, which need not be ours.
             with self._client.as_current():
-                future = self._client.get_dataset(self._key)
+                future = Variable(self._key, client=self._client).get(timeout=GRACE_S)
                 self._actor = (self._key, future.result(timeout=GRACE_S), future)
         return self._actor[1]
 

@@ -2,9 +2,9 @@
 
 A plain torch loop; ``megadask.connect`` is all that it uses of MegaDask. It is started once a rank
 with RANK, WORLD_SIZE, MASTER_ADDR (this machine) and MASTER_PORT set. Every line that it writes to
-standard output is a JSON object with an ``event``: "ready", "step" (the fields of `StepRecord`) or
-"end". It stops by itself when the data ends or after ``--steps``; on SIGTERM or Ctrl-C it closes
-its loader, leaves the process group and exits with 128 + the signal's number.
+standard output is a JSON object with an ``event``: "ready", "step" (the fields of `StepRecord`),
+"error" or "end". It stops by itself when the data ends or after ``--steps``; on SIGTERM or Ctrl-C
+it closes its loader, leaves the process group and exits with 128 + the signal's number.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import argparse
 import json
 import os
 import signal
-import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -30,9 +28,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import megadask as md
+from megadask.demo.group import Placement, join_group
 from megadask.demo.model import DocumentTransformer, ModelConfig, loss_sum
 from megadask.demo.report import Ended, RankReport, StepRecord
-from megadask.planner.errors import ConfigError, PlanError
+from megadask.demo.signals import StopOnSignal
+from megadask.planner.errors import PlanError
 
 Batch = Mapping[str, Any]
 
@@ -234,98 +234,6 @@ def train(trainer: Trainer, steps: Iterable[Step], *, limit: int) -> Iterator[St
         yield trainer.train_step(step, began_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """Which trainer this process is, as its environment says.
-
-    Parameters
-    ----------
-    rank, world_size
-        This rank of how many.
-    port
-        Where rank 0 keeps the store through which the ranks find each other, on the loopback
-        interface.
-    """
-
-    rank: int
-    world_size: int
-    port: int
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Placement:
-        """Read the variables that ``torchrun`` sets, too."""
-        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        missing = [name for name in names if name not in env]
-        if missing:
-            raise ConfigError(
-                "the environment of a trainer", got=f"no {', '.join(missing)}", limit=names
-            )
-        if env["MASTER_ADDR"] not in ("127.0.0.1", "localhost"):
-            raise ConfigError(
-                "MASTER_ADDR",
-                got=env["MASTER_ADDR"],
-                limit="127.0.0.1: all trainers of the demo run on one machine",
-            )
-        return cls(
-            rank=int(env["RANK"]),
-            world_size=int(env["WORLD_SIZE"]),
-            port=int(env["MASTER_PORT"]),
-        )
-
-
-def join_group(placement: Placement, *, timeout_s: float) -> None:
-    """Enter the process group; no socket of it can be reached from other machines."""
-    timeout = timedelta(seconds=timeout_s)
-    is_master = placement.rank == 0
-    # The store binds to all interfaces by itself, so it gets a socket that does not.
-    listener = socket.create_server(("127.0.0.1", placement.port)) if is_master else None
-    store = distributed.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1",
-        placement.port,
-        placement.world_size,
-        is_master=is_master,
-        timeout=timeout,
-        master_listen_fd=None if listener is None else listener.detach(),
-    )
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    distributed.init_process_group(
-        "gloo",
-        store=store,
-        rank=placement.rank,
-        world_size=placement.world_size,
-        timeout=timeout,
-    )
-
-
-class _Stopped(BaseException):
-    """A signal asked this process to stop."""
-
-
-class _StopOnSignal:
-    """While entered, the first SIGTERM or SIGINT raises `_Stopped`; later ones change nothing."""
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-
-    def __enter__(self) -> _StopOnSignal:
-        self._before = {s: signal.signal(s, self._stop) for s in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-
-    def _stop(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum is None:
-            self.signum = signum
-            raise _Stopped
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one trainer; return the exit code of its process."""
     options = _parser().parse_args(argv)
@@ -335,7 +243,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     records: list[StepRecord] = []
     ended: Ended = "end"
     loader_stats: Mapping[str, Any] = {}
-    with _StopOnSignal() as stop:
+    if options.stop_at_eof:
+        threading.Thread(target=_stop_at_eof, daemon=True).start()
+    with StopOnSignal() as stop:
         try:
             join_group(placement, timeout_s=options.timeout)
             trainer = Trainer(
@@ -354,10 +264,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                     loader_stats = loader.stats()
             if len(records) == options.steps:
                 ended = "steps"
-        except BaseException:
-            # Not only _Stopped: stopped ranks break the reductions of the others, and what is
+        except BaseException as error:
+            # Not only Stopped: stopped ranks break the reductions of the others, and what is
             # raised within torch's callbacks does not come out as it went in.
             if stop.signum is None:
+                # Said before the group is left, which makes the other ranks fail in their turn.
+                what = f"{type(error).__name__}: {error}"
+                _tell("error", rank=placement.rank, time_s=time.time(), what=what)
                 raise
             ended = "signal"
         finally:
@@ -373,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write_atomically(Path(options.report), report.to_json())
         with suppress(BrokenPipeError):
             _tell("end", rank=placement.rank, ended=ended, steps=len(records))
-    return 0 if stop.signum is None else 128 + stop.signum
+    return stop.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -390,7 +303,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", type=float, default=120.0, help="seconds that ranks wait for each other"
     )
+    parser.add_argument(
+        "--stop-at-eof", action="store_true", help="stop when whoever holds standard input is gone"
+    )
     return parser
+
+
+def _stop_at_eof() -> None:
+    # Not sys.stdin, whose lock a thread that still reads would hold when the interpreter ends.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _tell(event: str, **fields: object) -> None:

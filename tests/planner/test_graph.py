@@ -181,7 +181,7 @@ def test_parts_and_modalities() -> None:
     assert plan.loads[:, 0, 0].tolist() == [plan.loads[0, 0, 0]] * 4
     again = DGraph.from_metadata(graph.table, ClientPlaceTree(dp=4)).table
     assert again is not None
-    assert isinstance(again.items["image"], Ragged)
+    assert isinstance(again.ragged["image"], Ragged)
 
 
 def test_from_metadata_takes_a_table_and_checks_the_names() -> None:

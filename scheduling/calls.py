@@ -1,0 +1,251 @@
+"""What planners, constructors and trainers ask the Supervisor about one run.
+
+Each function is one call. It decides by the record, and where the caller can do nothing before
+something changes, it waits for that, up to ``wait_s`` seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from megadask.scheduling.errors import StaleError
+from megadask.scheduling.point import Point
+from megadask.scheduling.roles import actor_key
+from megadask.scheduling.run import Run
+
+logger = logging.getLogger(__name__)
+
+#: How long an actor that the record does not know yet may be one that is just being started.
+START_GRACE_S = 5.0
+
+
+async def pull(
+    run: Run, incarnation: str, generation: int, next_step: int | None, wait_s: float
+) -> dict[str, Any]:
+    """Let a planner plan the next step, and tell it where the record stands."""
+    record = run.record
+
+    def may_plan() -> bool:
+        lead = record.next_step - record.low[0]
+        idle = run.error is not None or not run.active or record.ended
+        return not idle and lead <= int(run.header["lead_steps"])
+
+    def is_current() -> bool:
+        return record.planner is not None and record.planner.incarnation == incarnation
+
+    await run.changed.wait_until(lambda: run.over or is_current(), START_GRACE_S)
+    await run.changed.wait_until(lambda: run.over or not is_current() or may_plan(), wait_s)
+    if run.over:
+        return run.farewell()
+    if not is_current():
+        raise StaleError(f"{record.name}: this planner was replaced", got=incarnation)
+    if not may_plan():
+        return {"status": "wait"}
+    order: dict[str, Any] = {
+        "status": "plan",
+        "generation": record.generation,
+        "events": [[event.step, dict(event.weights)] for event in record.events],
+    }
+    if generation != record.generation or next_step != record.next_step:
+        order["point"] = record.planner_point.to_json()
+    return order
+
+
+async def commit(
+    run: Run,
+    incarnation: str,
+    generation: int,
+    step: int,
+    num_events: int,
+    plan: bytes,
+    unread: Mapping[str, int | None],
+) -> bool:
+    """Commit a step; False when the planner has to pull again, as something came between."""
+    record = run.record
+    async with run.commits:
+        run.check_open()
+        record.check_planner(incarnation)
+        if not record.is_turn(generation, step, num_events):
+            return False
+        await run.write("plan", plan)
+        record.commit(generation, incarnation, step, num_events, plan)
+        record.unread = dict(unread)
+    run.bump()
+    return True
+
+
+async def event(run: Run, weights: Mapping[str, float], at_step: int | None) -> int:
+    """Commit weights that the driver sets, above every committed plan."""
+    async with run.commits:
+        run.check_open()
+        step = run.record.event_step(at_step)
+        await run.write("event", json.dumps({"step": step, "weights": dict(weights)}).encode())
+        run.record.add_event(weights, step)
+    run.bump()
+    return step
+
+
+async def fail(run: Run, incarnation: str, error: bytes) -> None:
+    """Note that a role cannot go on; trainers get its error behind what is committed."""
+    if run.record.is_actor(incarnation) and not run.over:
+        logger.error("%s failed at step %d", run.name, run.record.next_step)
+        run.error = error
+        run.bump()
+
+
+async def plans(
+    run: Run, incarnation: str, generation: int, from_step: int, newer_than: int, wait_s: float
+) -> dict[str, Any]:
+    """Give a constructor the committed plans, claims and watermarks."""
+    record = run.record
+    await run.changed.wait_until(lambda: run.over or record.is_actor(incarnation), START_GRACE_S)
+    await run.changed.wait_until(lambda: run.over or run.version > newer_than, wait_s)
+    if run.over:
+        return run.farewell()
+    if not record.is_actor(incarnation):
+        raise StaleError(f"{record.name}: this constructor was replaced", got=incarnation)
+    first = from_step if generation == record.generation else 0
+    return {
+        "status": "plans",
+        "version": run.version,
+        "generation": record.generation,
+        "tokens": [[rank, claim.token] for rank, claim in record.claims.items()],
+        "marks": [[rank, *mark] for rank, mark in record.watermarks.items()],
+        "error": run.error,
+        "plans": [record.plans[step].data for step in sorted(record.plans) if step >= first],
+    }
+
+
+async def acknowledge(run: Run, generation: int, marks: list[list[int]]) -> None:
+    """Take the watermarks that a constructor passes on."""
+    record = run.record
+    before = record.low
+    record.acknowledge(generation, {rank: (step, micro) for rank, step, micro in marks})
+    if record.low > before:
+        async with run.commits:
+            await run.write("marks", json.dumps({"low": record.low}).encode())
+        run.bump()
+
+
+async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
+    """Tell a planner or constructor who owns which lanes."""
+    await run.changed.wait_until(lambda: run.version > newer_than, wait_s)
+    run.check_open()
+    loaders: dict[str, list[list[Any]]] = {source: [] for source in run.record.lanes}
+    for (source, lanes), owner in run.record.loaders.items():
+        loaders[source].append([list(lanes), owner.address, owner.incarnation])
+    return {"version": run.version, "loaders": loaders}
+
+
+async def join(run: Run, rank: int, client: str, process: str, force: bool) -> dict[str, Any]:
+    """Give a trainer its rank."""
+    run.check_open()
+    claim = run.record.join(rank, client, process, force=force)
+    run.bump()
+    return {
+        "token": claim.token,
+        "sources": list(run.record.lanes),
+        "components": run.header["components"],
+        "restart": run.header["restart"],
+        **standing(run, rank),
+    }
+
+
+async def look(run: Run, rank: int, token: str) -> dict[str, Any]:
+    """Tell a trainer where its rank stands and who serves it now."""
+    if run.over:
+        return run.farewell()
+    run.record.check_token(rank, token)
+    return standing(run, rank)
+
+
+async def leave(run: Run, rank: int, token: str) -> None:
+    """Take a rank back."""
+    run.record.leave(rank, token)
+    run.bump()
+
+
+async def rewind(
+    run: Run, rank: int, token: str, point: str | None, refusals: int, wait_s: float
+) -> dict[str, Any]:
+    """Take a trainer back to a point, or to the beginning, with all other ranks.
+
+    refusals: how many refused attempts the caller knows of, -1 when it asks for the first time.
+    """
+    record = run.record
+    if run.over or run.error is not None:
+        return run.farewell()
+    asked = Point.from_json(run.header["origin"] if point is None else point)
+    if refusals < 0:
+        refusals = record.refused[0]
+    if record.refused[0] != refusals:
+        record.refuse()
+    generation = record.generation
+    if record.rewind(rank, token, asked):
+        await run.open_generation(asked)
+    done = record.stands_at(rank, asked)
+    if not done:
+        await run.changed.wait_until(
+            lambda: (
+                run.over
+                or record.refused[0] != refusals
+                or (record.generation != generation and record.origin == asked)
+            ),
+            wait_s,
+        )
+        if run.over:
+            return run.farewell()
+        if record.refused[0] != refusals:
+            record.refuse()
+        done = record.generation != generation and record.origin == asked
+    if done and not run.active:
+        run.active = True
+        run.bump()
+    status = {"status": "done" if done else "wait", "refusals": record.refused[0]}
+    return {**status, **standing(run, rank)}
+
+
+async def finish(run: Run, rank: int, token: str) -> None:
+    """Note that a trainer is done with its pass; free what is held when all are."""
+    run.record.check_token(rank, token)
+    run.finished.add(rank)
+    if run.header["restart"] and len(run.finished) == run.record.topology.world_size:
+        run.active = False
+        await run.open_generation(Point.from_json(run.header["origin"]))
+
+
+def standing(run: Run, rank: int) -> dict[str, Any]:
+    """Return where a rank stands and who serves it."""
+    record = run.record
+    mark = record.watermarks[rank]
+    owner = record.constructor_of(rank)
+    return {
+        "generation": record.generation,
+        "origin": record.origin.digest,
+        "mark": list(mark),
+        "point": record.point_at(mark).to_json(),
+        "constructor": actor_key(owner.incarnation) if owner else None,
+    }
+
+
+#: Every call that a role, a trainer or the driver can make about a run.
+CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
+    call.__name__: call
+    for call in (
+        acknowledge,
+        commit,
+        event,
+        fail,
+        finish,
+        join,
+        leave,
+        look,
+        owners,
+        plans,
+        pull,
+        rewind,
+    )
+}

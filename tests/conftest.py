@@ -1,0 +1,132 @@
+"""Clusters on the loopback device, and a check for what a test leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+from distributed import Client, LocalCluster
+
+#: How long a thing that is ending may take before it counts as left behind.
+GRACE_S = 10.0
+
+
+def make_cluster(*, processes: bool, n_workers: int = 2) -> LocalCluster:
+    return LocalCluster(
+        n_workers=n_workers,
+        threads_per_worker=1,
+        processes=processes,
+        protocol="tcp",
+        dashboard_address=":0",
+        host="127.0.0.1",
+        memory_limit=None,
+        silence_logs=50,
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two workers, each a process of its own."""
+    with make_cluster(processes=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    """The driver of `cluster`."""
+    with Client(cluster) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def local_cluster() -> Iterator[LocalCluster]:
+    """Two workers in this process: quick to start, where nothing has to die."""
+    with make_cluster(processes=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def local_client(local_cluster: LocalCluster) -> Iterator[Client]:
+    """The driver of `local_cluster`."""
+    with Client(local_cluster) as made:
+        yield made
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A service name that no other test uses."""
+    return re.sub(r"\W+", "-", request.node.nodeid.rpartition("::")[2])
+
+
+@dataclass
+class Footprint:
+    """What a process holds that can be left behind."""
+
+    threads: list[str] = field(default_factory=list)
+    processes: set[int] = field(default_factory=set)
+    num_fds: int = 0
+    shared_memory: set[str] = field(default_factory=set)
+
+    @classmethod
+    def now(cls) -> Footprint:
+        gc.collect()
+        process = psutil.Process()
+        folder = "/dev/shm"
+        return cls(
+            threads=sorted(thread.name for thread in threading.enumerate()),
+            processes={child.pid for child in process.children(recursive=True)},
+            num_fds=process.num_fds(),
+            shared_memory=set(os.listdir(folder)) if os.path.isdir(folder) else set(),
+        )
+
+    def left_since(self, before: Footprint, spare_fds: int) -> list[str]:
+        """Return what is there now and was not before."""
+        threads = list(self.threads)
+        for known in before.threads:
+            if known in threads:
+                threads.remove(known)
+        left = [f"thread {thread}" for thread in threads]
+        left += [f"process {pid}" for pid in self.processes - before.processes]
+        left += [f"/dev/shm/{file}" for file in self.shared_memory - before.shared_memory]
+        if self.num_fds > before.num_fds + spare_fds:
+            left.append(f"{self.num_fds - before.num_fds} file descriptors")
+        return left
+
+
+def wait_until(ready: Callable[[], object], seconds: float = GRACE_S) -> bool:
+    """Return whether something became true within a deadline."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[Callable[[], None]]:
+    """Fail the test that leaves threads, processes, file descriptors or shared memory behind.
+
+    Ask for it before everything that the test opens. Calling it begins anew from here, once what
+    every run needs (thread pools, connections that are kept) is there.
+    """
+    before = [Footprint.now()]
+
+    def begin() -> None:
+        before[0] = Footprint.now()
+
+    yield begin
+    left: list[str] = []
+
+    def is_clean() -> bool:
+        left[:] = Footprint.now().left_since(before[0], spare_fds=2)
+        return not left
+
+    assert wait_until(is_clean), f"left behind: {left}"
