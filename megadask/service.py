@@ -152,8 +152,8 @@ class Service:
         """Return what was planned, delivered, repeated, lost, skipped, filtered and unread.
 
         Committed plans times the trainers' acknowledgements, by source in samples, spans and
-        tokens, since the generation began; ``"ok"`` says whether nothing was lost or repeated. Unread
-        samples are counted once the data has ended; -1 where only reading them would tell.
+        tokens, since the generation began; ``"ok"`` says whether nothing was lost or repeated.
+        Unread samples are counted once the data has ended; -1 where only reading them would tell.
         """
         audit: dict[str, Any] = self._ask(pipeline, "audit")
         return audit

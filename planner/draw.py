@@ -317,7 +317,7 @@ def is_before(table: Metadata, cursor: Cursor) -> NDArray[np.bool_]:
 
 
 def rows_after(state: SourceState, fetched: Metadata, complete_epochs: int) -> Rows:
-    """Return the rows that a draw from ``state`` looks at, from spans fetched in canonical order."""
+    """Return what a draw from ``state`` looks at, from spans fetched in canonical order."""
     fresh = with_since(fetched.take(~is_before(fetched, state.cursor)), NEVER)
     tables = [table for table in (state.outstanding, fresh) if table.num_rows]
     return Rows(concat(tables) if tables else fresh, complete_epochs)

@@ -83,11 +83,13 @@ class SourceFeed:
             return
         per_lane = max(1, min(MOST_PER_CALL, num_spans // max(1, len(self._live))))
         until = self._frontier + per_lane
-        lanes = {lane: self._cursors[lane] for lane in sorted(self._live)}
-        parts = by_owner(await self._partners.loaders(self.name), lanes)
-        async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(self._ask(part, until)) for part in parts]
-        self._fetched.append(_canonical(concat([task.result() for task in asked])))
+        tables: list[Metadata] = []
+        while behind := self._behind(until):
+            parts = by_owner(await self._partners.loaders(self.name), behind)
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(self._ask(part, until)) for part in parts]
+            tables.extend(task.result() for task in asked)
+        self._fetched.append(_canonical(concat(tables)))
         self._frontier = until
         if not self._live:
             self._next_epoch()
@@ -98,6 +100,14 @@ class SourceFeed:
         self.last_draw = num_drawn
         self._fetched = [part.take(~is_before(part, state.cursor)) for part in self._fetched]
         self._fetched = [part for part in self._fetched if part.num_rows]
+
+    def _behind(self, until: int) -> dict[int, LaneCursor]:
+        """Return the lanes that go on and are not yet fetched up to a position."""
+        return {
+            lane: self._cursors[lane]
+            for lane in sorted(self._live)
+            if self._cursors[lane].position < until
+        }
 
     async def _ask(self, cursors: Mapping[int, LaneCursor], until: int) -> Metadata:
         reply = await self._partners.ask(

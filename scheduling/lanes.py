@@ -1,7 +1,8 @@
 """Read the records of one lane in order, from any place, with verdicts.
 
 Lane k of a source with L lanes holds its shards k, k + L, k + 2L, ... in their order. Positions
-count the records of the lane in one epoch. All functions here block; a loader runs them in its executor.
+count the records of the lane in one epoch. All functions here block; a loader runs them in its
+executor.
 """
 
 from __future__ import annotations

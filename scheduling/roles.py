@@ -136,20 +136,23 @@ class Roles:
         """Start an actor pinned to one worker, under a key that was never used."""
         incarnation = uuid.uuid4().hex
         client = await self.client()
-        future = client.submit(
-            cls,
-            run,
-            incarnation,
-            blob,
-            *args,
-            actor=True,
-            workers=[address],
-            allow_other_workers=False,
-            pure=False,
-            key=actor_key(incarnation),
-        )
         what = f"{cls.__name__} of {run} on {address}"
-        actor = await within(START_S, _result(future), what)
+        # An actor's handle attaches itself to the current client, which in this process may be
+        # somebody else's, or nobody's.
+        with client.as_current():
+            future = client.submit(
+                cls,
+                run,
+                incarnation,
+                blob,
+                *args,
+                actor=True,
+                workers=[address],
+                allow_other_workers=False,
+                pure=False,
+                key=actor_key(incarnation),
+            )
+            actor = await within(START_S, _result(future), what)
         self._actors[incarnation] = (future, actor)
         await within(START_S, actor.start(), what)
         return Owner(address, incarnation)

@@ -6,6 +6,7 @@ here knows of Dask.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from megadask.scheduling.spec import SourceSpec
 
 #: So many reasons of skipped records are kept.
 KEPT_REASONS = 10
+#: After so long, a call for metadata returns what it has: a slow transform must not look like a
+#: lost loader.
+DESCRIBE_S = 5.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +78,20 @@ class SourceLoader:
     def describe(self, epoch: int, cursors: Mapping[int, LaneCursor], until: int) -> Described:
         """Read lanes from their cursors up to position ``until`` (excluded).
 
-        Asking again from an earlier cursor reads again and gives the same.
+        Stops short after `DESCRIBE_S` seconds; whoever wants more asks again. Asking again from
+        an earlier cursor reads again and gives the same.
         """
+        deadline = time.monotonic() + DESCRIBE_S
         rows: list[tuple[Any, ...]] = []
         after, ended = {}, set()
         for lane, cursor in cursors.items():
+            if time.monotonic() >= deadline:
+                break
             opened = self._open.get(lane)
             if opened is None or opened.epoch != epoch or opened.cursor != cursor:
                 self._close_lane(lane)
                 opened = self._open[lane] = _OpenLane(self.spec, epoch, lane, cursor)
-            while opened.cursor.position < until:
+            while opened.cursor.position < until and time.monotonic() < deadline:
                 read = next(opened.reads, None)
                 if read is None:
                     ended.add(lane)

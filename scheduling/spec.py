@@ -86,7 +86,7 @@ class Limits:
         How long a trainer or driver may be silent before its claim lapses.
     """
 
-    loader_bytes: int = 256 * 2**20
+    loader_bytes: int = 64 * 2**20
     constructor_bytes: int = 256 * 2**20
     lead_steps: int = 4
     reply_s: float = 60.0

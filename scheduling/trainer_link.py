@@ -1,7 +1,7 @@
 """The trainer's end of the line: claims a rank, keeps microbatches on their way, acknowledges.
 
 Knows no torch; `megadask.loader` turns what it reads into tensors. Nothing here outlives the
-process: what a trainer needs in order to go on is in the supervisor's record and in its own saved state.
+process: what a trainer needs to go on is in the supervisor's record and in its own saved state.
 """
 
 from __future__ import annotations
@@ -13,26 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future, Variable
+from distributed import Client
 from numpy.typing import NDArray
 
 from megadask.scheduling.delivery import read_reply
-from megadask.scheduling.errors import (
-    ClaimError,
-    ClosedError,
-    DeadlineError,
-    ServiceError,
-    StaleError,
-    unpack_error,
-)
+from megadask.scheduling.desk import GRACE_S, Desk
+from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
 from megadask.scheduling.point import Point
 from megadask.scheduling.record import Watermark
-from megadask.scheduling.wire import SUPERVISOR
 
 #: How long a constructor or the supervisor holds one call before it says that it still waits.
 HOLD_S = 10.0
-#: How long a call may take beyond that before its party counts as lost.
-GRACE_S = 20.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,17 +82,16 @@ class TrainerLink:
         keys: tuple[str, ...] | None,
         force: bool,
     ) -> None:
-        self._client = client
+        self._desk = Desk(client, run, rank)
         self._run = run
         self.rank = rank
         self._timeout_s = timeout_s
         self._prefetch = prefetch
         self._keys = None if keys is None else list(keys)
         self._pending: tuple[str | None, int] | None = None  # a point asked for, refusals known
-        self._actor: tuple[str, Any, Future[Any]] | None = None  # its key, handle and future
         self._facts: StepFacts | None = None
         self.wait_s = 0.0
-        joined = self._ask("join", rank=rank, client=client.id, process=process_name(), force=force)
+        joined = self._desk.ask("join", client=client.id, process=process_name(), force=force)
         self._token: str = joined["token"]
         self.sources: list[str] = joined["sources"]
         self.components: dict[str, str] = joined["components"]
@@ -177,11 +167,10 @@ class TrainerLink:
 
     def acknowledge(self) -> None:
         """Pass on now what was used."""
-        if self._actor is None or self._pending is not None:
+        if self._key is None or self._pending is not None:
             return
-        call = self._actor[1].acknowledge(
-            self.rank, self._token, self._generation, list(self._mark)
-        )
+        actor = self._constructor()
+        call = actor.acknowledge(self.rank, self._token, self._generation, list(self._mark))
         call.result(timeout=GRACE_S)
 
     # Going back -------------------------------------------------------------------------------
@@ -194,13 +183,13 @@ class TrainerLink:
     def finish(self) -> None:
         """Say that this rank is done with its pass."""
         self._inflight.clear()
-        self._ask("finish", rank=self.rank, token=self._token)
+        self._desk.ask("finish", token=self._token)
 
     def close(self) -> None:
         """Acknowledge what was used and give the rank back."""
         try:
             self.acknowledge()
-            self._ask("leave", rank=self.rank, token=self._token)
+            self._desk.ask("leave", token=self._token)
         except (OSError, RuntimeError, TimeoutError):
             pass  # the service is gone, and with it all that could be given back
         self._inflight.clear()
@@ -208,15 +197,9 @@ class TrainerLink:
     def _ask_rewind(self, wait_s: float) -> bool:
         assert self._pending is not None
         point, refusals = self._pending
-        reply = self._ask(
-            "rewind",
-            wait_s=wait_s,
-            rank=self.rank,
-            token=self._token,
-            point=point,
-            refusals=refusals,
+        reply = self._desk.ask(
+            "rewind", wait_s=wait_s, token=self._token, point=point, refusals=refusals
         )
-        self._raise_if_closed(reply)
         if reply["status"] == "wait":
             self._pending = (point, reply["refusals"])
             return False
@@ -263,7 +246,7 @@ class TrainerLink:
                 if status == "wait":
                     waiting_for = header["waiting_for"]
                 elif status == "closed":
-                    self._raise_if_closed({**header, "error": _error_bytes(arrays)})
+                    self._desk.refuse(header["reason"], _error_bytes(arrays))
                 elif status == "generation":
                     self._adopt()
                 elif status == "claim":
@@ -285,7 +268,7 @@ class TrainerLink:
             answer = read_reply(held.result(timeout=min(left_s, HOLD_S + GRACE_S)))
         except (OSError, RuntimeError, TimeoutError):
             self._inflight.clear()
-            self._actor = None
+            self._desk.forget_constructor()
             time.sleep(min(0.1, left_s))  # the supervisor may not have noticed yet
             self._look()
             return None
@@ -352,8 +335,7 @@ class TrainerLink:
 
     def _look(self) -> dict[str, Any]:
         """Learn who serves this rank now."""
-        standing: dict[str, Any] = self._ask("look", rank=self.rank, token=self._token)
-        self._raise_if_closed(standing)
+        standing: dict[str, Any] = self._desk.ask("look", token=self._token)
         self._key = standing["constructor"]
         return standing
 
@@ -370,47 +352,11 @@ class TrainerLink:
         self._inflight.clear()
 
     def _constructor(self) -> Any:
-        """Return the actor that serves this rank."""
-        if self._actor is None or self._actor[0] != self._key:
-            if self._key is None:
-                self._look()
-            assert self._key is not None
-            # Futures and actors attach themselves to the current client, which need not be ours.
-            with self._client.as_current():
-                future = Variable(self._key, client=self._client).get(timeout=GRACE_S)
-                self._actor = (self._key, future.result(timeout=GRACE_S), future)
-        return self._actor[1]
-
-    def _ask(self, call: str, *, wait_s: float | None = None, **arguments: Any) -> Any:
-        """Call the supervisor, within a deadline."""
-        if wait_s is not None:
-            arguments["wait_s"] = wait_s
-        limit_s = GRACE_S + (wait_s or 0.0)
-        handler = getattr(self._client.scheduler, SUPERVISOR)
-        try:
-            return self._client.sync(
-                handler, call=call, run=self._run, **arguments, callback_timeout=limit_s
-            )
-        except (TimeoutError, OSError) as error:
-            raise DeadlineError(
-                f"the Dask scheduler does not answer {call!r} of rank {self.rank}",
-                got=f"{type(error).__name__}: {error}",
-                limit=f"{limit_s:g} s",
-                remedy="See whether the scheduler is alive; after its loss, start a new cluster "
-                "and serve(resume=state).",
-            ) from error
-        except AttributeError as error:
-            raise ServiceError(
-                "the Dask scheduler has no MegaDask service",
-                remedy="Call md.serve(pipeline, client) first.",
-            ) from error
-
-    def _raise_if_closed(self, reply: dict[str, Any]) -> None:
-        if reply.get("status") != "closed":
-            return
-        if reply.get("error"):
-            raise unpack_error(reply["error"])
-        raise ClosedError(f"{self._run} is closed: {reply['reason']}")
+        if self._key is None:
+            self._look()
+        if self._key is None:
+            raise RuntimeError("the constructor is being replaced")
+        return self._desk.constructor(self._key)
 
 
 def _error_bytes(arrays: dict[str, NDArray[Any]]) -> bytes | None:

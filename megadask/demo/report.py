@@ -144,8 +144,8 @@ class Summary:
     wait_share
         Share of the step time that ranks waited for data.
     loader_bytes
-        Resident memory of all loaders.
-    num_loaders
+        Resident memory of the workers that hold the loaders.
+    num_workers
         Processes that this is the sum of.
     audit
         Samples by `AUDIT_COUNTS`.
@@ -161,7 +161,7 @@ class Summary:
     measured_imbalance: float
     wait_share: float
     loader_bytes: int
-    num_loaders: int
+    num_workers: int
     audit: Mapping[str, int]
 
 
@@ -176,7 +176,7 @@ def summarize(phase: Phase) -> Summary:
     compute_s = sum(max(record.compute_cpu_s for record in records) for records in timed)
     tokens = sum(record.tokens for records in timed for record in records)
     rank_s = sum(record.step_s for records in timed for record in records)
-    loaders = phase.stats.get("memory", {}).get("loaders", {})
+    workers = {loader["worker"] for loader in phase.stats["loaders"]}
     samples = phase.audit["total"]["samples"]
     return Summary(
         num_steps=len(steps),
@@ -188,8 +188,8 @@ def summarize(phase: Phase) -> Summary:
         planned_imbalance=median(records[0].planned_imbalance for records in timed),
         measured_imbalance=median(_imbalance(records) for records in timed),
         wait_share=_ratio(sum(r.wait_s for records in timed for r in records), rank_s),
-        loader_bytes=sum(loaders.values()),
-        num_loaders=len(loaders),
+        loader_bytes=sum(phase.stats["workers"][w]["memory_bytes"] for w in workers),
+        num_workers=len(workers),
         audit={name: int(samples[name]) for name in AUDIT_COUNTS},
     )
 
@@ -211,7 +211,7 @@ def rows(phases: Sequence[Phase]) -> list[tuple[str, ...]]:
     add("imbalance planned, max/mean", [f"{s.planned_imbalance:.3f}" for s in summaries])
     add("imbalance measured, max/mean", [f"{s.measured_imbalance:.3f}" for s in summaries])
     add("waiting for data", [f"{s.wait_share:.1%}" for s in summaries])
-    add("loader memory", [f"{s.loader_bytes / 1e6:,.0f} MB in {s.num_loaders}" for s in summaries])
+    add("loader memory", [f"{s.loader_bytes / 1e6:,.0f} MB" for s in summaries])
     for name in AUDIT_COUNTS:
         add(f"samples {name}", [f"{s.audit[name]:,}" for s in summaries])
     return table

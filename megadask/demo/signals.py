@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
+from typing import TypeVar
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+T = TypeVar("T")
 
 
 class Stopped(BaseException):
@@ -17,14 +20,20 @@ class Stopped(BaseException):
 class StopOnSignal:
     """While entered, the first SIGTERM or SIGINT raises `Stopped`; later ones change nothing.
 
+    Parameters
+    ----------
+    on_signal
+        Called when it comes, in the main thread.
+
     Attributes
     ----------
     signum
         The signal that came, None while there was none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_signal: Callable[[], object] | None = None) -> None:
         self.signum: int | None = None
+        self._on_signal = on_signal
         self._held = False
 
     @property
@@ -35,13 +44,26 @@ class StopOnSignal:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keep a signal from raising within the block; it does at the end of the block."""
-        before, self._held = self.signum, True
+        outer, self._held = self._held, True
+        before = self.signum
         try:
             yield
         finally:
-            self._held = False
-        if self.signum != before:
+            self._held = outer
+        if self.signum != before and not outer:
             raise Stopped
+
+    @contextlib.contextmanager
+    def guard(self, context: contextlib.AbstractContextManager[T]) -> Iterator[T]:
+        """Enter a context, and leave it, without a signal's raising half-way."""
+        with contextlib.ExitStack() as stack:
+            with self.held():
+                value = stack.enter_context(context)
+            try:
+                yield value
+            finally:
+                with self.held():
+                    stack.close()
 
     def __enter__(self) -> StopOnSignal:
         self._before = {signum: signal.signal(signum, self._stop) for signum in SIGNALS}
@@ -59,5 +81,7 @@ class StopOnSignal:
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is None:
             self.signum = signum
+            if self._on_signal is not None:
+                self._on_signal()
             if not self._held:
                 raise Stopped

@@ -270,7 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if stop.signum is None:
                 # Said before the group is left, which makes the other ranks fail in their turn.
                 what = f"{type(error).__name__}: {error}"
-                _tell("error", rank=placement.rank, time_s=time.time(), what=what)
+                with suppress(BrokenPipeError):
+                    _tell("error", rank=placement.rank, time_s=time.time(), what=what)
                 raise
             ended = "signal"
         finally:

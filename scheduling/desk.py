@@ -1,0 +1,91 @@
+"""One rank's calls to the supervisor, and the constructor's actor that it is referred to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Client, Future, Variable
+
+from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError, unpack_error
+from megadask.scheduling.wire import SUPERVISOR
+
+#: How long a call may take beyond what it is allowed to wait before its party counts as lost.
+GRACE_S = 20.0
+
+
+class Desk:
+    """Where a trainer asks for what it needs to know.
+
+    Parameters
+    ----------
+    client
+        A client with ``direct_to_workers``.
+    run
+        Name of the pipeline's record.
+    rank
+        The rank that asks.
+    """
+
+    def __init__(self, client: Client, run: str, rank: int) -> None:
+        self.client = client
+        self.run = run
+        self.rank = rank
+        self._actor: tuple[str, Any, Future[Any]] | None = None  # its key, handle and future
+
+    def ask(self, call: str, *, wait_s: float | None = None, **arguments: Any) -> Any:
+        """Call the supervisor; ``wait_s`` is how long it may wait for something to change.
+
+        Raises ClosedError, or what the run failed with, if the answer is that the run is over.
+        """
+        if wait_s is not None:
+            arguments["wait_s"] = wait_s
+        limit_s = GRACE_S + (wait_s or 0.0)
+        handler = getattr(self.client.scheduler, SUPERVISOR)
+        try:
+            reply = self.client.sync(
+                handler,
+                call=call,
+                run=self.run,
+                rank=self.rank,
+                **arguments,
+                callback_timeout=limit_s,
+            )
+        except (TimeoutError, OSError) as error:
+            raise DeadlineError(
+                f"the Dask scheduler does not answer {call!r} of rank {self.rank}",
+                got=f"{type(error).__name__}: {error}",
+                limit=f"{limit_s:g} s",
+                remedy="See whether the scheduler is alive; after its loss, start a new cluster "
+                "and serve(resume=state).",
+            ) from error
+        except AttributeError as error:
+            raise ServiceError(
+                "the Dask scheduler has no MegaDask service",
+                got=f"{type(error).__name__}: {error}",
+                remedy="Call md.serve(pipeline, client) first.",
+            ) from error
+        if isinstance(reply, dict) and reply.get("status") == "closed":
+            self.refuse(reply["reason"], reply["error"])
+        return reply
+
+    def refuse(self, reason: str, error: bytes | None) -> None:
+        """Raise what a run failed with, else that it is closed."""
+        if error:
+            raise unpack_error(error)
+        raise ClosedError(
+            f"{self.run} is closed: {reason}",
+            remedy="Serve it again and connect anew, or resume from the last state_dict().",
+        )
+
+    def constructor(self, key: str) -> Any:
+        """Return the actor of a key, found once. Raises TimeoutError if it is gone."""
+        if self._actor is None or self._actor[0] != key:
+            # Futures and actors attach themselves to the current client, which need not be ours.
+            with self.client.as_current():
+                future = Variable(key, client=self.client).get(timeout=GRACE_S)
+                self._actor = (key, future.result(timeout=GRACE_S), future)
+        return self._actor[1]
+
+    def forget_constructor(self) -> None:
+        """Forget an actor that does not answer."""
+        self._actor = None
