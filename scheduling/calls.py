@@ -154,8 +154,17 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
     }
 
 
-async def look(run: Run, rank: int, token: str) -> dict[str, Any]:
-    """Tell a trainer where its rank stands and who serves it now."""
+async def look(run: Run, rank: int, token: str, lost: str | None, wait_s: float) -> dict[str, Any]:
+    """Tell a trainer where its rank stands and who serves it now.
+
+    lost: a constructor that does not answer the trainer; one in its place is waited for.
+    """
+
+    def is_served() -> bool:
+        owner = run.record.constructor_of(rank)
+        return owner is not None and actor_key(owner.incarnation) != lost
+
+    await run.changed.wait_until(lambda: run.over or is_served(), wait_s)
     if run.over:
         return run.farewell()
     run.record.check_token(rank, token)

@@ -238,7 +238,7 @@ class ConstructorActor:
 
     async def _report(self) -> None:
         """Pass watermarks on to the supervisor, many at a time."""
-        while True:
+        while self._closed is None:
             news = await self._changed.wait_until(self._unreported, FOLLOW_S)
             if news:
                 generation = self._generation

@@ -11,6 +11,8 @@ from megadask.scheduling.wire import SUPERVISOR
 
 #: How long a call may take beyond what it is allowed to wait before its party counts as lost.
 GRACE_S = 20.0
+#: How long finding an actor may take; a lost one is never found.
+FIND_S = 5.0
 
 
 class Desk:
@@ -82,9 +84,14 @@ class Desk:
         if self._actor is None or self._actor[0] != key:
             # Futures and actors attach themselves to the current client, which need not be ours.
             with self.client.as_current():
-                future = Variable(key, client=self.client).get(timeout=GRACE_S)
-                self._actor = (key, future.result(timeout=GRACE_S), future)
+                future = Variable(key, client=self.client).get(timeout=FIND_S)
+                self._actor = (key, future.result(timeout=FIND_S), future)
         return self._actor[1]
+
+    @property
+    def known_constructor(self) -> Any | None:
+        """The actor that was found last, if any."""
+        return None if self._actor is None else self._actor[1]
 
     def forget_constructor(self) -> None:
         """Forget an actor that does not answer."""

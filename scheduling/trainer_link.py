@@ -16,6 +16,7 @@ import numpy as np
 from distributed import Client
 from numpy.typing import NDArray
 
+from megadask.planner.errors import MegaDaskError
 from megadask.scheduling.delivery import read_reply
 from megadask.scheduling.desk import GRACE_S, Desk
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
@@ -24,6 +25,10 @@ from megadask.scheduling.record import Watermark
 
 #: How long a constructor or the supervisor holds one call before it says that it still waits.
 HOLD_S = 10.0
+#: Longest wait for an acknowledgement that nothing depends on but freed memory and the audit.
+ACKNOWLEDGE_S = 8.0
+#: How long to wait for a lost constructor to be replaced before trying the old one again.
+REPLACE_S = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +155,6 @@ class TrainerLink:
             self._facts = None
         else:
             self._position = (step, microbatch + 1)
-        self._request_ahead()
         return Microbatch(
             step=step,
             microbatch=microbatch,
@@ -166,12 +170,12 @@ class TrainerLink:
         self._mark = max(self._mark, mark)
 
     def acknowledge(self) -> None:
-        """Pass on now what was used."""
-        if self._key is None or self._pending is not None:
+        """Pass on now what was used, if the constructor was ever reached."""
+        actor = self._desk.known_constructor
+        if actor is None or self._pending is not None:
             return
-        actor = self._constructor()
         call = actor.acknowledge(self.rank, self._token, self._generation, list(self._mark))
-        call.result(timeout=GRACE_S)
+        call.result(timeout=ACKNOWLEDGE_S)
 
     # Going back -------------------------------------------------------------------------------
 
@@ -229,11 +233,15 @@ class TrainerLink:
                     waiting_for = "the other ranks to load the same state"
                     self._ask_rewind(min(HOLD_S, left))
                     continue
-                self._request_ahead()
-                answer = self._answer(left)
-                if answer is None:
+                try:
+                    self._request_ahead()
+                    header, arrays = answer = self._answer(left)
+                except MegaDaskError:
+                    raise
+                except (OSError, RuntimeError, TimeoutError) as error:
+                    waiting_for = f"its constructor ({type(error).__name__}: {error})"
+                    self._find_constructor(min(REPLACE_S, left))
                     continue
-                header, arrays = answer
                 status = header["status"]
                 if status == "batch":
                     self._note(header)
@@ -259,21 +267,20 @@ class TrainerLink:
         finally:
             self.wait_s += time.monotonic() - begin
 
-    def _answer(self, left_s: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
-        """Return the constructor's answer; None where it is lost and was looked up anew."""
+    def _answer(self, left_s: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return the constructor's answer about the position."""
         held = self._inflight[self._position]
         if isinstance(held, tuple):
             return held
-        try:
-            answer = read_reply(held.result(timeout=min(left_s, HOLD_S + GRACE_S)))
-        except (OSError, RuntimeError, TimeoutError):
-            self._inflight.clear()
-            self._desk.forget_constructor()
-            time.sleep(min(0.1, left_s))  # the supervisor may not have noticed yet
-            self._look()
-            return None
+        answer = read_reply(held.result(timeout=min(left_s, HOLD_S + GRACE_S)))
         self._inflight[self._position] = answer
         return answer
+
+    def _find_constructor(self, wait_s: float) -> None:
+        """Learn who serves this rank in the place of a constructor that does not answer."""
+        self._inflight.clear()
+        self._desk.forget_constructor()
+        self._look(lost=self._key, wait_s=wait_s)
 
     def _request_ahead(self) -> None:
         """Keep the next microbatches on their way."""
@@ -294,7 +301,9 @@ class TrainerLink:
 
     def _request(self, step: int, microbatch: int) -> Any:
         with_plan = microbatch == 0 or (step, microbatch) == self._position
-        return self._constructor().fetch(
+        if self._key is None:
+            raise RuntimeError("the constructor is being replaced")
+        return self._desk.constructor(self._key).fetch(
             self.rank,
             self._token,
             self._generation,
@@ -333,9 +342,11 @@ class TrainerLink:
         self._origin: str = standing["origin"]
         self._key: str | None = standing["constructor"]
 
-    def _look(self) -> dict[str, Any]:
-        """Learn who serves this rank now."""
-        standing: dict[str, Any] = self._desk.ask("look", token=self._token)
+    def _look(self, lost: str | None = None, wait_s: float = 0.0) -> dict[str, Any]:
+        """Learn who serves this rank now, waiting for another one than was lost."""
+        standing: dict[str, Any] = self._desk.ask(
+            "look", token=self._token, lost=lost, wait_s=wait_s
+        )
         self._key = standing["constructor"]
         return standing
 
@@ -350,13 +361,6 @@ class TrainerLink:
             )
         self._generation = standing["generation"]
         self._inflight.clear()
-
-    def _constructor(self) -> Any:
-        if self._key is None:
-            self._look()
-        if self._key is None:
-            raise RuntimeError("the constructor is being replaced")
-        return self._desk.constructor(self._key)
 
 
 def _error_bytes(arrays: dict[str, NDArray[Any]]) -> bytes | None:

@@ -19,7 +19,8 @@ LOADER_HOST = "megadask_loader"
 async def within(seconds: float, awaitable: Awaitable[T], what: str) -> T:
     """Await with a deadline. Raises DeadlineError that names what was waited for."""
     try:
-        return await asyncio.wait_for(awaitable, seconds)
+        async with asyncio.timeout(seconds):
+            return await awaitable
     except TimeoutError as error:
         raise DeadlineError(
             f"waited too long for {what}",
@@ -49,7 +50,9 @@ class Signal:
                 break
             event = self._event
             try:
-                await asyncio.wait_for(event.wait(), left)
+                # Not wait_for: on Python 3.11 it swallows a cancellation that comes with the event.
+                async with asyncio.timeout(left):
+                    await event.wait()
             except TimeoutError:
                 return ready()
         return value
