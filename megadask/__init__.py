@@ -9,46 +9,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from megadask import readers, transforms
+    from megadask import errors, readers, transforms
     from megadask.loader import Loader, connect
     from megadask.pipeline import Pipeline, Source
     from megadask.planner import costs
     from megadask.planner.batching import Packed
-    from megadask.planner.errors import (
-        ConfigError,
-        CostError,
-        MegaDaskError,
-        PlanError,
-        StateError,
-    )
     from megadask.planner.graph import DGraph
     from megadask.planner.ids import SampleId
     from megadask.planner.schedule import Schedule
     from megadask.planner.topology import ClientPlaceTree
-    from megadask.scheduling.errors import DeadlineError, ServiceError
-    from megadask.service import serve
+    from megadask.scheduling.spec import Limits
+    from megadask.service import Service, serve
 
     __version__: str
 
 __all__ = [
     "ClientPlaceTree",
-    "ConfigError",
-    "CostError",
     "DGraph",
-    "DeadlineError",
+    "Limits",
     "Loader",
-    "MegaDaskError",
     "Packed",
     "Pipeline",
-    "PlanError",
     "SampleId",
     "Schedule",
-    "ServiceError",
+    "Service",
     "Source",
-    "StateError",
     "__version__",
     "connect",
     "costs",
+    "errors",
     "readers",
     "serve",
     "transforms",
@@ -57,22 +46,18 @@ __all__ = [
 #: Where each exported name lives, as ``module`` or ``module:name``.
 _HOMES = {
     "ClientPlaceTree": "megadask.planner.topology:ClientPlaceTree",
-    "ConfigError": "megadask.planner.errors:ConfigError",
-    "CostError": "megadask.planner.errors:CostError",
     "DGraph": "megadask.planner.graph:DGraph",
-    "DeadlineError": "megadask.scheduling.errors:DeadlineError",
+    "Limits": "megadask.scheduling.spec:Limits",
     "Loader": "megadask.loader:Loader",
-    "MegaDaskError": "megadask.planner.errors:MegaDaskError",
     "Packed": "megadask.planner.batching:Packed",
     "Pipeline": "megadask.pipeline:Pipeline",
-    "PlanError": "megadask.planner.errors:PlanError",
     "SampleId": "megadask.planner.ids:SampleId",
     "Schedule": "megadask.planner.schedule:Schedule",
-    "ServiceError": "megadask.scheduling.errors:ServiceError",
+    "Service": "megadask.service:Service",
     "Source": "megadask.pipeline:Source",
-    "StateError": "megadask.planner.errors:StateError",
     "connect": "megadask.loader:connect",
     "costs": "megadask.planner.costs",
+    "errors": "megadask.errors",
     "readers": "megadask.readers",
     "serve": "megadask.service:serve",
     "transforms": "megadask.transforms",

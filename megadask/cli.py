@@ -37,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             keep=options.keep,
         )
         demo.check_workdir()
-    except md.ConfigError as error:
+    except md.errors.ConfigError as error:
         demo_parser.error(str(error))
     try:
         return run(demo)
-    except md.MegaDaskError as error:
+    except md.errors.MegaDaskError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 

@@ -208,6 +208,11 @@ class ConstructorActor:
         wanted = {key: mine[key] for key in mine if keys is None or key in keys}
         return reply("batch", {**wanted, "ids": ids}, **header)
 
+    @property
+    def _low(self) -> Watermark:
+        """What every rank served here has acknowledged."""
+        return min(self._marks.values(), default=(0, 0))
+
     def _waiting_for(self, slot: _Slot) -> str:
         if slot[0] not in self._plans:
             return f"the plan of step {slot[0]}"
@@ -220,7 +225,7 @@ class ConstructorActor:
         if mark <= self._marks.get(rank, (-1, 0)):
             return
         self._marks[rank] = mark
-        low = min(self._marks.values())
+        low = self._low
         for slot in [slot for slot in self._built if slot < low]:
             for bucket in list(self._built[slot]):
                 if all(self._marks[r] > slot for r, b in self._bucket_of.items() if b == bucket):
@@ -257,7 +262,7 @@ class ConstructorActor:
                 "plans",
                 incarnation=self._incarnation,
                 generation=self._generation,
-                from_step=max(self._plans, default=-1) + 1,
+                from_step=max(self._plans, default=self._low[0] - 1) + 1,
                 newer_than=self._version,
                 wait_s=FOLLOW_S,
             )
@@ -298,13 +303,14 @@ class ConstructorActor:
                 self._builds[slot] = task
                 task.add_done_callback(partial(self._built_one, slot))
 
-    def _built_one(self, slot: _Slot, _: asyncio.Task[None]) -> None:
-        self._builds.pop(slot, None)
+    def _built_one(self, slot: _Slot, task: asyncio.Task[None]) -> None:
+        if self._builds.get(slot) is task:
+            del self._builds[slot]
         self._changed.set()
 
     def _admissible(self) -> _Slot | None:
         """Return the next microbatch to build, if it may be built now."""
-        low = min(self._marks.values(), default=(0, 0))
+        low = self._low
         for step in sorted(self._plans):
             plan = self._plans[step]
             for microbatch in range(plan.first_microbatch, plan.num_microbatches):

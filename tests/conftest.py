@@ -41,7 +41,7 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture(scope="module")
 def client(cluster: LocalCluster) -> Iterator[Client]:
     """The driver of `cluster`."""
-    with Client(cluster) as made:
+    with Client(cluster, set_as_default=False) as made:
         yield made
 
 
@@ -55,7 +55,7 @@ def local_cluster() -> Iterator[LocalCluster]:
 @pytest.fixture(scope="module")
 def local_client(local_cluster: LocalCluster) -> Iterator[Client]:
     """The driver of `local_cluster`."""
-    with Client(local_cluster) as made:
+    with Client(local_cluster, set_as_default=False) as made:
         yield made
 
 
