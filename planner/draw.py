@@ -9,7 +9,7 @@ begins with it. So the mixture stays exact at every moment, and nothing starves.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.batching import Packed
-from megadask.planner.errors import ConfigError, PlanError
+from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import Metadata, concat
-from megadask.planner.mixture import charge, pick
+from megadask.planner.mixture import charge, pick, settle
 from megadask.planner.state import Cursor, LaneCursor, PlannerState, SourceState, with_since
 
 MixBy = Literal["samples", "tokens"]
@@ -131,46 +131,87 @@ def draw(
         A draw without spans is the end of the data.
     """
     names = list(state.sources)
-    feeds = {
-        name: _Feed(state.sources[name], rows[name], rules)
-        for name, share in zip(names, share_S, strict=True)
-        if share > 0
-    }
-    for name, feed in feeds.items():
+    feeds = [
+        _Feed(state.sources[name], rows[name] if share else None, rules)
+        for name, share in zip(names, share_S.tolist(), strict=True)
+    ]
+    step = _Step(state.step, feeds, rules)
+    # A span that was passed over waits no longer because its source has lost its weight.
+    step.take_overdue(np.flatnonzero(share_S == 0), state.step - rules.patience)
+    deficit_S = np.array([state.deficits[name] for name in names], np.int64)
+    deficit_S = step.take_turns(deficit_S, share_S)
+    if not step.taken:  # the end, but for spans that were passed over
+        step.take_overdue(np.arange(len(feeds)), state.step)
+    for name, feed in zip(names, feeds, strict=True):
         if feed.starved:
             return Starved(name)
-    num_packs = rules.batching.global_batch_at(state.step)
-    packing = Packing(num_packs, rules.batching)
-    deficit_S = np.array([state.deficits[name] for name in names], np.int64)
-    taken: list[str] = []
-    packs: list[int] = []
-    while True:
-        if rules.stop != "all" and _is_over(feeds, rules):
-            break
-        alive_S = np.array([name in feeds and not feeds[name].exhausted for name in names])
-        live_share_S = np.where(alive_S, share_S, 0)
-        sizes = None
-        if rules.mix_by == "tokens":
-            sizes = np.array(
-                [feeds[n].head_tokens if a else 1 for n, a in zip(names, alive_S, strict=True)]
-            )
-        source = pick(deficit_S, live_share_S, sizes)
-        if source < 0:
-            break
-        feed = feeds[names[source]]
-        choice = feed.choose(packing.room, state.step - rules.patience)
-        if choice is None:
-            break
-        size, tokens = feed.take(choice)
-        packs.append(packing.add(size))
-        taken.append(names[source])
-        charged = tokens if rules.mix_by == "tokens" else 1
-        deficit_S = charge(deficit_S, live_share_S, source, charged)
-        if feed.starved:
-            return Starved(names[source])
-    return _finish(
-        state, feeds, taken, packs, num_packs, dict(zip(names, deficit_S.tolist(), strict=True))
-    )
+    return _finish(state, step, dict(zip(names, deficit_S.tolist(), strict=True)))
+
+
+class _Step:
+    """A step that is being drawn from one feed for each source.
+
+    taken, packs: source and canonical pack of each span, in the order drawn.
+    """
+
+    def __init__(self, number: int, feeds: Sequence[_Feed], rules: DrawRules) -> None:
+        self.feeds = feeds
+        self.num_packs = rules.batching.global_batch_at(number)
+        self.taken: list[int] = []
+        self.packs: list[int] = []
+        self._rules = rules
+        self._due_since = number - rules.patience
+        self._packing = Packing(self.num_packs, rules.batching)
+
+    def take_overdue(self, sources: NDArray[np.int64], since: int) -> None:
+        """Take the spans of some sources that were passed over by a step, as far as they fit."""
+        for source in sources.tolist():
+            while (place := self.feeds[source].overdue(since)) is not None:
+                if not self._take(source, place):
+                    return
+
+    def take_turns(
+        self, deficit_S: NDArray[np.int64], share_S: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Let the sources take turns until the step is full; return the deficits after that."""
+        by_tokens = self._rules.mix_by == "tokens"
+        alive_S = np.array([not feed.exhausted for feed in self.feeds])
+        deficit_S, live_S = settle(deficit_S, np.where(alive_S, share_S, 0))
+        head_S = np.array([feed.head_tokens for feed in self.feeds]) if by_tokens else None
+        while not self._is_over():
+            source = pick(deficit_S, live_S, head_S)
+            if source < 0:
+                break
+            feed = self.feeds[source]
+            place = feed.choose(self._packing.room, self._due_since)
+            if place is None:
+                break
+            tokens = self._take(source, place)
+            deficit_S = charge(deficit_S, live_S, source, tokens if by_tokens else 1)
+            if feed.starved:
+                break
+            if feed.exhausted:
+                live_S[source] = 0
+                deficit_S, live_S = settle(deficit_S, live_S)
+            if head_S is not None:
+                head_S[source] = feed.head_tokens
+        return deficit_S
+
+    def _take(self, source: int, place: int) -> int:
+        """Take a span and return its tokens; 0 if it does not fit."""
+        feed = self.feeds[source]
+        if feed.size_at(place) > self._packing.room:
+            return 0
+        size, tokens = feed.take(place)
+        self.packs.append(self._packing.add(size))
+        self.taken.append(source)
+        return tokens
+
+    def _is_over(self) -> bool:
+        if self._rules.stop == "all":
+            return False
+        finished = (feed.finished for feed in self.feeds if feed.has_weight)
+        return any(finished) if self._rules.stop == "first" else all(finished)
 
 
 class Packing:
@@ -197,11 +238,13 @@ class Packing:
 class _Feed:
     """The moving window over one source during one draw."""
 
-    def __init__(self, state: SourceState, rows: Rows, rules: DrawRules) -> None:
+    def __init__(self, state: SourceState, rows: Rows | None, rules: DrawRules) -> None:
         self.state = state
-        self.rows = rows
+        # Without weight, only what was passed over can be drawn.
+        self.has_weight = rows is not None
+        self.rows = rows if rows is not None else Rows(state.outstanding, state.cursor[0])
         self._rules = rules
-        table = rows.table
+        table = self.rows.table
         self._ok = np.flatnonzero(table["verdict"] == Verdict.OK).tolist()
         self._epoch = table["epoch"].tolist()
         self._tokens = table["tokens"].tolist()
@@ -225,13 +268,21 @@ class _Feed:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is nothing to draw now."""
-        return not self.window
+        """Whether there is nothing to draw in turn now."""
+        return not (self.has_weight and self.window)
 
     @property
     def head_tokens(self) -> int:
-        """Tokens of the first span in the window."""
-        return int(self._tokens[self.window[0]])
+        """Tokens of the first span in the window, 0 if there is none."""
+        return int(self._tokens[self.window[0]]) if self.window else 0
+
+    def size_at(self, place: int) -> int:
+        """Padded size of a span in the window."""
+        return int(self._size[self.window[place]])
+
+    def overdue(self, since: int) -> int | None:
+        """Return the place in the window of the first span that was passed over by that step."""
+        return next((k for k, row in enumerate(self.window) if self._since[row] <= since), None)
 
     def choose(self, room: int, due_since: int) -> int | None:
         """Return the place in the window of the first span that fits, if any may be taken."""
@@ -263,6 +314,8 @@ class _Feed:
 
     def _known_to_end(self) -> bool:
         """Whether the window is all that can be shown: its epoch, or the source, is complete."""
+        if not self.has_weight:
+            return True
         complete = self.rows.complete_epochs
         if self.window:
             return bool(self._epoch[self.window[0]] < complete)
@@ -292,18 +345,13 @@ class _Feed:
             lanes=_lanes_after(self.state, table, cursor),
             outstanding=outstanding.with_columns(since=since),
             lengths=lengths,
-            ended=not self.window,
+            ended=not self.window if self.has_weight else self.state.ended,
         )
         return state, table.take(before & ~ok)
 
 
 #: ``since`` of a span that was never passed over.
 NEVER = np.iinfo(np.int64).max
-
-
-def _is_over(feeds: Mapping[str, _Feed], rules: DrawRules) -> bool:
-    finished = [feed.finished or feed.exhausted for feed in feeds.values()]
-    return any(finished) if rules.stop == "first" else all(finished)
 
 
 def is_before(table: Metadata, cursor: Cursor) -> NDArray[np.bool_]:
@@ -348,36 +396,16 @@ def _lanes_after(state: SourceState, table: Metadata, cursor: Cursor) -> tuple[L
     return tuple(lanes)
 
 
-def _finish(
-    state: PlannerState,
-    feeds: Mapping[str, _Feed],
-    taken: list[str],
-    packs: list[int],
-    num_packs: int,
-    deficits: dict[str, int],
-) -> Draw:
-    sources, passed = dict(state.sources), []
-    for name, feed in feeds.items():
-        sources[name], gone = feed.advance(state.step)
-        passed.append(gone)
-    if not feeds:
-        raise PlanError(f"no source has a positive weight at step {state.step}")
-    first, total = {}, 0
-    for name, feed in feeds.items():
-        first[name] = total
-        total += len(feed.taken)
-    order = []
-    for name in taken:
-        order.append(first[name])
-        first[name] += 1
-    spans = concat(
-        [feed.rows.table.take(np.array(feed.taken, np.int64)) for feed in feeds.values()]
-    )
+def _finish(state: PlannerState, step: _Step, deficits: dict[str, int]) -> Draw:
+    advanced = [feed.advance(state.step) for feed in step.feeds]
+    spans = concat([feed.rows.table.take(np.array(feed.taken, int)) for feed in step.feeds])
+    in_turn = np.argsort(np.argsort(step.taken, kind="stable"))
+    sources = dict(zip(state.sources, (source for source, _ in advanced), strict=True))
     return Draw(
         step=state.step,
-        table=spans.take(np.array(order, np.int64)),
-        canonical_pack_N=np.array(packs, np.int64),
-        num_packs=num_packs,
-        passed=concat(passed),
+        table=spans.take(in_turn),
+        canonical_pack_N=np.array(step.packs, np.int64),
+        num_packs=step.num_packs,
+        passed=concat([passed for _, passed in advanced]),
         state=replace(state, step=state.step + 1, sources=sources, deficits=deficits),
     )

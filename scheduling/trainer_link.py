@@ -105,6 +105,7 @@ class TrainerLink:
         self._inflight: dict[Watermark, Any] = {}
         self._position: Watermark
         self._mark: Watermark
+        self._sent: Watermark  # the last mark that was passed on
         self._stand(joined)
 
     # Reading ----------------------------------------------------------------------------------
@@ -174,8 +175,11 @@ class TrainerLink:
         actor = self._desk.known_constructor
         if actor is None or self._pending is not None:
             return
-        call = actor.acknowledge(self.rank, self._token, self._generation, list(self._mark))
-        call.result(timeout=ACKNOWLEDGE_S)
+        self._send_mark(actor).result(timeout=ACKNOWLEDGE_S)
+
+    def _send_mark(self, actor: Any) -> Any:
+        self._sent = self._mark
+        return actor.acknowledge(self.rank, self._token, self._generation, self._mark)
 
     # Going back -------------------------------------------------------------------------------
 
@@ -298,8 +302,13 @@ class TrainerLink:
                 step, microbatch = step + 1, 0
         for slot in [slot for slot in self._inflight if slot < self._position]:
             del self._inflight[slot]
+        actor = self._desk.known_constructor
+        if self._mark > self._sent and actor is not None:
+            # No new request carried the mark; a full constructor waits for it to make room.
+            self._send_mark(actor)
 
     def _request(self, step: int, microbatch: int) -> Any:
+        self._sent = self._mark
         with_plan = microbatch == 0 or (step, microbatch) == self._position
         if self._key is None:
             raise RuntimeError("the constructor is being replaced")
@@ -334,7 +343,7 @@ class TrainerLink:
         """Begin at the place that the supervisor has on record."""
         self._start = Point.from_json(standing["point"])
         self._position = (self._start.step, self._start.microbatch)
-        self._mark = self._position
+        self._mark = self._sent = self._position
         self._state_before = self._start.state
         self._facts = None
         self._inflight.clear()
