@@ -8,7 +8,6 @@ begins with it. So the mixture stays exact at every moment, and nothing starves.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -21,6 +20,7 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import Metadata, concat
 from megadask.planner.mixture import charge, pick, settle
+from megadask.planner.packing import Packing
 from megadask.planner.state import Cursor, LaneCursor, PlannerState, SourceState, with_since
 
 MixBy = Literal["samples", "tokens"]
@@ -135,6 +135,8 @@ def draw(
         _Feed(state.sources[name], rows[name] if share else None, rules)
         for name, share in zip(names, share_S.tolist(), strict=True)
     ]
+    if starved := _starved(names, feeds):
+        return starved
     step = _Step(state.step, feeds, rules)
     # A span that was passed over waits no longer because its source has lost its weight.
     step.take_overdue(np.flatnonzero(share_S == 0), state.step - rules.patience)
@@ -142,9 +144,8 @@ def draw(
     deficit_S = step.take_turns(deficit_S, share_S)
     if not step.taken:  # the end, but for spans that were passed over
         step.take_overdue(np.arange(len(feeds)), state.step)
-    for name, feed in zip(names, feeds, strict=True):
-        if feed.starved:
-            return Starved(name)
+    if starved := _starved(names, feeds):
+        return starved
     return _finish(state, step, dict(zip(names, deficit_S.tolist(), strict=True)))
 
 
@@ -166,9 +167,9 @@ class _Step:
     def take_overdue(self, sources: NDArray[np.int64], since: int) -> None:
         """Take the spans of some sources that were passed over by a step, as far as they fit."""
         for source in sources.tolist():
-            while (place := self.feeds[source].overdue(since)) is not None:
-                if not self._take(source, place):
-                    return
+            feed = self.feeds[source]
+            while (place := feed.overdue(since, self._packing.room)) is not None:
+                self._take(source, place)
 
     def take_turns(
         self, deficit_S: NDArray[np.int64], share_S: NDArray[np.int64]
@@ -198,11 +199,8 @@ class _Step:
         return deficit_S
 
     def _take(self, source: int, place: int) -> int:
-        """Take a span and return its tokens; 0 if it does not fit."""
-        feed = self.feeds[source]
-        if feed.size_at(place) > self._packing.room:
-            return 0
-        size, tokens = feed.take(place)
+        """Take a span that fits; return its tokens."""
+        size, tokens = self.feeds[source].take(place)
         self.packs.append(self._packing.add(size))
         self.taken.append(source)
         return tokens
@@ -212,27 +210,6 @@ class _Step:
             return False
         finished = (feed.finished for feed in self.feeds if feed.has_weight)
         return any(finished) if self._rules.stop == "first" else all(finished)
-
-
-class Packing:
-    """Best fit of padded sizes into packs, ties by index: the packing that proves the fit."""
-
-    def __init__(self, num_packs: int, batching: Packed) -> None:
-        self._room = [(batching.seq_len, pack) for pack in range(num_packs)]
-        self._left = [batching.documents_limit] * num_packs
-
-    @property
-    def room(self) -> int:
-        """Largest size that still fits."""
-        return self._room[-1][0] if self._room else 0
-
-    def add(self, size: int) -> int:
-        """Put a size that fits into the fullest pack that takes it; return the pack."""
-        room, pack = self._room.pop(bisect.bisect_left(self._room, (size, -1)))
-        self._left[pack] -= 1
-        if room > size and self._left[pack]:
-            bisect.insort(self._room, (room - size, pack))
-        return pack
 
 
 class _Feed:
@@ -276,13 +253,12 @@ class _Feed:
         """Tokens of the first span in the window, 0 if there is none."""
         return int(self._tokens[self.window[0]]) if self.window else 0
 
-    def size_at(self, place: int) -> int:
-        """Padded size of a span in the window."""
-        return int(self._size[self.window[place]])
-
-    def overdue(self, since: int) -> int | None:
-        """Return the place in the window of the first span that was passed over by that step."""
-        return next((k for k, row in enumerate(self.window) if self._since[row] <= since), None)
+    def overdue(self, since: int, room: int) -> int | None:
+        """Return the place in the window of the first span passed over by ``since``, if it fits."""
+        for place, row in enumerate(self.window):
+            if self._since[row] <= since:
+                return place if self._size[row] <= room else None
+        return None
 
     def choose(self, room: int, due_since: int) -> int | None:
         """Return the place in the window of the first span that fits, if any may be taken."""
@@ -394,6 +370,11 @@ def _lanes_after(state: SourceState, table: Metadata, cursor: Cursor) -> tuple[L
         if record[0] >= lanes[lane].position:
             lanes[lane] = LaneCursor.after(*record)
     return tuple(lanes)
+
+
+def _starved(names: Sequence[str], feeds: Sequence[_Feed]) -> Starved | None:
+    pairs = zip(names, feeds, strict=True)
+    return next((Starved(name) for name, feed in pairs if feed.starved), None)
 
 
 def _finish(state: PlannerState, step: _Step, deficits: dict[str, int]) -> Draw:

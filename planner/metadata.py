@@ -124,12 +124,10 @@ class Metadata(Mapping[str, NDArray[Any]]):
 
 
 def concat(tables: Sequence[Metadata]) -> Metadata:
-    """Put tables with the same columns and modalities below one another; empty ones may lack some.
+    """Put tables with the same columns and modalities below one another.
 
-    Raises ValueError without a table.
+    tables: at least one; those without rows may lack columns.
     """
-    if not tables:
-        raise ValueError("no table to put below one another")
     tables = [table for table in tables if table.num_rows] or [tables[0]]
     if len(tables) == 1:
         return tables[0]

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from megadask.planner.balance import Problem, balance, bucket_loads
 from megadask.planner.batching import Packed
 from megadask.planner.costs import evaluate
-from megadask.planner.draw import Draw, Packing
+from megadask.planner.draw import Draw
 from megadask.planner.graph import Strategy
+from megadask.planner.packing import Packing
 from megadask.planner.plan import Plan, draw_digest
 
 
