@@ -62,9 +62,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         ),
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    demo.add_argument("--steps", type=int, default=24, help="steps of each of the two phases")
+    demo.add_argument("--steps", type=int, default=20, help="steps of each of the two phases")
     demo.add_argument("--dp", type=int, default=2, help="data-parallel trainer processes")
-    demo.add_argument("--seq-len", type=int, default=4096, help="tokens of a packed sequence")
+    demo.add_argument("--seq-len", type=int, default=8192, help="tokens of a packed sequence")
     demo.add_argument(
         "--balance",
         choices=_METHODS,

@@ -14,9 +14,9 @@ import torch
 from distributed import Client, Security
 from numpy.typing import NDArray
 
-from megadask.planner.errors import ConfigError, StateError
+from megadask.planner.errors import ConfigError
 from megadask.planner.ids import SampleId
-from megadask.saved import read_saved, to_saved
+from megadask.saved import another_pipeline, differences, read_saved, to_saved
 from megadask.scheduling.errors import DeadlineError, ServiceError
 from megadask.scheduling.record import Watermark
 from megadask.scheduling.trainer_link import Microbatch, StepFacts, TrainerLink
@@ -199,17 +199,9 @@ class Loader:
         """
         self._check_open()
         components, point = read_saved(state)
-        if components != self._link.components:
-            changed = sorted(
-                name
-                for name in {*components, *self._link.components}
-                if components.get(name) != self._link.components.get(name)
-            )
-            raise StateError(
-                "the state was saved by another pipeline",
-                got=f"other {', '.join(changed)}",
-                remedy="Serve the pipeline that saved it; to add sources, use serve(resume=state).",
-            )
+        if found := differences(components, self._link.components):
+            remedy = "Serve the pipeline that saved it; to add sources, use serve(resume=state)."
+            raise another_pipeline(found, remedy)
         self._tee = None
         self._link.rewind(point)
 

@@ -13,11 +13,12 @@ import cloudpickle
 
 from megadask.planner.batching import Packed
 from megadask.planner.draw import DrawRules, Stop
-from megadask.planner.errors import ConfigError, StateError
+from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
 from megadask.planner.graph import DGraph, Strategy
 from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.topology import ClientPlaceTree
+from megadask.saved import another_pipeline, differences
 from megadask.scheduling.lanes import shards_of
 from megadask.scheduling.reading import Reader, fingerprint_shards
 from megadask.scheduling.spec import Limits, OnError, RunSpec, SourceSpec
@@ -242,26 +243,20 @@ class Pipeline:
 
         Sources may have been added, and shards behind the old ones; then the mixture may differ.
         """
-        mine = self.components
-        grown = False
-        differences = []
-        for name, was in saved.items():
-            now = mine.get(name)
-            if now == was or name == "mixture":
-                continue
-            if name.startswith("source ") and now is not None and self._has_grown(name[7:], was):
-                grown = True
-                continue
-            differences.append(f"{name}: {was} in the state, {now or 'missing'} in the pipeline")
-        grown = grown or any(name not in saved for name in mine)
-        if not grown and saved.get("mixture") != mine["mixture"]:
-            differences.append(f"mixture: {saved.get('mixture')} then, {mine['mixture']} now")
-        if differences:
-            raise StateError(
-                "the state was saved by another pipeline",
-                got="; ".join(differences),
-                remedy="Resume with the pipeline that saved it. Sources may be added, and shards "
-                "that sort behind the old ones.",
+        found = differences(saved, self.components)
+        grown = [
+            name
+            for name in found
+            if name.startswith("source ")
+            and (name not in saved or self._has_grown(name.removeprefix("source "), saved[name]))
+        ]
+        for name in [*grown, *(["mixture"] if grown else [])]:
+            found.pop(name, None)
+        if found:
+            raise another_pipeline(
+                found,
+                "Resume with the pipeline that saved it. Sources may be added, and shards that "
+                "sort behind the old ones.",
             )
 
     def run_spec(self, limits: Limits) -> RunSpec:

@@ -23,6 +23,22 @@ def to_saved(components: Mapping[str, str], point: Point) -> dict[str, Any]:
     }
 
 
+def differences(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return the components in which two pipelines differ, each with both sides."""
+    names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    return {
+        name: f"{name}: {was.get(name, 'missing')} in the state, "
+        f"{now.get(name, 'missing')} in the pipeline"
+        for name in names
+    }
+
+
+def another_pipeline(found: Mapping[str, str], remedy: str) -> StateError:
+    """Return the error for a state that belongs to another pipeline."""
+    got = "; ".join(found.values())
+    return StateError("the state was saved by another pipeline", got=got, remedy=remedy)
+
+
 def read_saved(state: Mapping[str, Any]) -> tuple[dict[str, str], Point]:
     """Invert `to_saved`. Raises StateError for another version or a dict that is no state."""
     if not isinstance(state, Mapping) or not {"version", "point", "pipeline"} <= set(state):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -129,6 +130,10 @@ class Service:
         self, weights: Mapping[str, float], at_step: int | None = None, pipeline: str | None = None
     ) -> int:
         """Set the weights of the sources from a step on, for good.
+
+        They are in the trainers' states from the first step on that is planned after this. Resuming
+        from an earlier state takes them from the journal (``serve(checkpoint=)``); without one, set
+        them again.
 
         Parameters
         ----------
@@ -257,8 +262,7 @@ def _origin(pipeline: Pipeline, state: Mapping[str, Any] | None) -> Point:
         return Point(step=0, state=PlannerState.initial(lanes).to_json())
     components, point = read_saved(state)
     pipeline.check_resumable(components)
-    check_lanes(PlannerState.from_json(point.state), lanes)
-    return point
+    return replace(point, state=check_lanes(PlannerState.from_json(point.state), lanes).to_json())
 
 
 def _states(resume: Mapping[str, Any] | None, several: bool) -> dict[str, Mapping[str, Any]]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from megadask.planner.state import table_from_json, table_to_json
 
 VERSION = 1
 _PLACED = ("bucket", "microbatch", "pack", "offset")
-_DRAWN = ("source", "epoch", "lane", "position", "start", "stop", "loss_tokens", "checksum")
+_DRAWN = ("epoch", "lane", "position", "start", "stop", "loss_tokens", "checksum")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +53,8 @@ class Plan:
     mixture
         Source name to its weight in force.
     draw_digest, assignment_digest
-        What the step consists of, and where it goes.
+        What the step consists of, and where it goes. A step that is continued where it was going
+        keeps its assignment digest.
     passed
         Verdicts committed with this plan: records that it passes over.
     state
@@ -75,12 +77,14 @@ class Plan:
     num_loss_tokens: int
     mixture: Mapping[str, float]
     draw_digest: str
-    assignment_digest: str = field(init=False)
+    assignment_digest: str = ""
     passed: Metadata
     state: str
     end: bool = False
 
     def __post_init__(self) -> None:
+        if self.assignment_digest:
+            return
         columns = [getattr(self, f"{name}_N") for name in _PLACED]
         digest = array_digest(f"{self.loads_BMP.shape}{self.num_packs}", columns)
         object.__setattr__(self, "assignment_digest", digest)
@@ -145,6 +149,7 @@ class Plan:
             "num_loss_tokens": self.num_loss_tokens,
             "mixture": dict(self.mixture),
             "draw_digest": self.draw_digest,
+            "assignment_digest": self.assignment_digest,
             "passed": table_to_json(self.passed),
             "state": self.state,
             "end": self.end,
@@ -194,6 +199,7 @@ class Plan:
             num_loss_tokens=header["num_loss_tokens"],
             mixture=header["mixture"],
             draw_digest=header["draw_digest"],
+            assignment_digest=header["assignment_digest"],
             passed=table_from_json(header["passed"]),
             state=header["state"],
             end=header["end"],
@@ -213,9 +219,13 @@ def imbalance(loads_BMP: NDArray[np.int64]) -> float:
     return float((bucket_BP.max(axis=0)[costly_P] / mean_P[costly_P]).max())
 
 
-def draw_digest(step: int, table: Metadata) -> str:
-    """Return a hash of what a step consists of: spans, targets and payload, in order."""
-    return array_digest(str(step), [table[name] for name in _DRAWN])
+def draw_digest(step: int, sources: Sequence[str], table: Metadata) -> str:
+    """Return a hash of what a step consists of: spans, targets and payload, in order.
+
+    Sources count by their names, so it is the same where a pipeline has others besides.
+    """
+    name_S = np.array([zlib.crc32(name.encode()) for name in sources], np.int64)
+    return array_digest(str(step), [name_S[table["source"]], *(table[name] for name in _DRAWN)])
 
 
 def array_digest(head: str, columns: list[NDArray[Any]]) -> str:

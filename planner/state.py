@@ -104,9 +104,11 @@ class PlannerState:
         )
 
     def with_event(self, event: MixtureEvent) -> PlannerState:
-        """Return the state with one more mixture event."""
-        kept = [old for old in self.events if old.step != event.step]
-        return replace(self, events=tuple(sorted([*kept, event], key=lambda e: e.step)))
+        """Return the state with one more mixture event; those that can hold no more are dropped."""
+        events = {old.step: old for old in (*self.events, event)}
+        begun = [step for step in events if step <= self.step]
+        kept = [step for step in events if step > self.step or step == max(begun)]
+        return replace(self, events=tuple(events[step] for step in sorted(kept)))
 
     def weights_at(self, step: int) -> Mapping[str, float] | None:
         """Return the weights that an event set for ``step``, or None where the schedule holds."""
@@ -141,12 +143,15 @@ class PlannerState:
                 limit=VERSION,
                 remedy="Resume with the MegaDask version that wrote it.",
             )
-        return cls(
-            step=data["step"],
-            sources={name: _source_from_dict(state) for name, state in data["sources"].items()},
-            deficits=data["deficits"],
-            events=tuple(MixtureEvent(step=s, weights=w) for s, w in data["events"]),
-        )
+        try:
+            return cls(
+                step=data["step"],
+                sources={name: _source_from_dict(state) for name, state in data["sources"].items()},
+                deficits=data["deficits"],
+                events=tuple(MixtureEvent(step=s, weights=w) for s, w in data["events"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StateError("the planner state is damaged", got=repr(text[:80])) from error
 
 
 def check_lanes(state: PlannerState, lanes: Mapping[str, int]) -> PlannerState:
@@ -171,12 +176,19 @@ def check_lanes(state: PlannerState, lanes: Mapping[str, int]) -> PlannerState:
                 limit=len(source.lanes),
                 remedy="Lanes belong to the pipeline; keep Source(lanes=) and the shards.",
             )
-    fresh = PlannerState.initial(lanes)
+    known = {**PlannerState.initial(lanes).sources, **state.sources}
     return replace(
         state,
-        sources={name: state.sources.get(name, fresh.sources[name]) for name in lanes},
+        sources={name: _with_index(known[name], index) for index, name in enumerate(lanes)},
         deficits={name: state.deficits.get(name, 0) for name in lanes},
     )
+
+
+def _with_index(state: SourceState, index: int) -> SourceState:
+    """Return a source's state where the source has another place in the pipeline."""
+    table = state.outstanding
+    index_n = np.full(table.num_rows, index, table["source"].dtype)
+    return replace(state, outstanding=table.with_columns(source=index_n))
 
 
 def with_since(table: Metadata, step: int) -> Metadata:

@@ -24,7 +24,7 @@ class SampleCache:
 
     def put(self, key: Hashable, sample: Mapping[str, Any], size_bytes: int) -> None:
         """Keep a sample if it fits, at the cost of samples that were served."""
-        if key in self._fresh or key in self._served:
+        if key in self._fresh or key in self._served or size_bytes > self.limit_bytes:
             return
         while self._served and self.bytes + size_bytes > self.limit_bytes:
             _, (_, freed) = self._served.popitem(last=False)

@@ -150,6 +150,7 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
         "sources": list(run.record.lanes),
         "components": run.header["components"],
         "restart": run.header["restart"],
+        "beginning": run.header["origin"],
         **standing(run, rank),
     }
 
@@ -187,33 +188,36 @@ async def rewind(
     record = run.record
     if run.over or run.error is not None:
         return run.farewell()
+    agreement = record.agreement
     asked = Point.from_json(run.header["origin"] if point is None else point)
     if refusals < 0:
-        refusals = record.refused[0]
-    if record.refused[0] != refusals:
-        record.refuse()
+        refusals = agreement.num_refusals
+    if agreement.num_refusals != refusals:
+        agreement.refuse()
     generation = record.generation
-    if record.rewind(rank, token, asked):
+    try:
+        opens = record.rewind(rank, token, asked)
+    finally:
+        run.bump()  # others may wait for this rank to ask, or to be refused
+    if opens:
         await run.open_generation(asked)
-    done = record.stands_at(rank, asked)
-    if not done:
-        await run.changed.wait_until(
-            lambda: (
-                run.over
-                or record.refused[0] != refusals
-                or (record.generation != generation and record.origin == asked)
-            ),
-            wait_s,
-        )
-        if run.over:
-            return run.farewell()
-        if record.refused[0] != refusals:
-            record.refuse()
-        done = record.generation != generation and record.origin == asked
+
+    def is_done() -> bool:
+        opened = record.generation != generation and record.origin == asked
+        return opened or record.may_go_on(rank, asked)
+
+    await run.changed.wait_until(
+        lambda: run.over or agreement.num_refusals != refusals or is_done(), wait_s
+    )
+    if run.over:
+        return run.farewell()
+    if agreement.num_refusals != refusals:
+        agreement.refuse()
+    done = is_done()
     if done and not run.active:
         run.active = True
         run.bump()
-    status = {"status": "done" if done else "wait", "refusals": record.refused[0]}
+    status = {"status": "done" if done else "wait", "refusals": agreement.num_refusals}
     return {**status, **standing(run, rank)}
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import fsspec
 
+from megadask.planner.state import MixtureEvent
 from megadask.scheduling.errors import JournalError
 
 VERSION = 1
@@ -47,7 +48,12 @@ class Journal:
         self._hash = ""
 
     def begin(self, generation: int, body: bytes) -> None:
-        """Start the chain of a generation, above all that is there."""
+        """Start the chain of a generation. Raises JournalError if it has one already."""
+        if generation in self.generations():
+            raise JournalError(
+                f"the journal at {self.path} has generation {generation} already",
+                remedy="Another service may be using this checkpoint path; use one for each.",
+            )
         self._generation, self._sequence, self._hash = generation, 0, ""
         self.append("open", body)
 
@@ -76,13 +82,18 @@ class Journal:
 
     def generations(self) -> list[int]:
         """Return the generations that have a journal, in order."""
+        self._fs.invalidate_cache()
         if not self._fs.exists(self._root):
             return []
-        self._fs.invalidate_cache()
         names = [
             name.rstrip("/").rsplit("/", 1)[-1] for name in self._fs.ls(self._root, detail=False)
         ]
         return sorted(int(name[11:]) for name in names if name.startswith("generation-"))
+
+    def head(self) -> list[Entry]:
+        """Return the valid chain of the highest generation that has one; none for a new journal."""
+        chains = (self.read(generation) for generation in reversed(self.generations()))
+        return next((chain for chain in chains if chain), [])
 
     def read(self, generation: int) -> list[Entry]:
         """Return the valid chain of a generation.
@@ -90,28 +101,23 @@ class Journal:
         A torn tail (the last object incomplete) is left out; damage before it raises JournalError.
         """
         folder = self._name(generation, 0).rsplit("/", 1)[0]
-        names = sorted(self._fs.ls(folder, detail=False))
+        names = sorted(name for name in self._fs.ls(folder, detail=False) if name[-9:].isdigit())
         entries: list[Entry] = []
         previous = ""
         for sequence, name in enumerate(names):
             data = self._fs.cat_file(name)
             header = _header(data)
             body = data[data.find(b"\n") + 1 :]
-            whole = (
-                header is not None
-                and name.endswith(f"/{sequence:09d}")
-                and header["previous"] == previous
-                and header["body"] == hashlib.sha256(body).hexdigest()
-            )
-            if not whole:
-                if sequence == len(names) - 1:
-                    break
+            whole = header is not None and header["body"] == hashlib.sha256(body).hexdigest()
+            follows = name.endswith(f"/{sequence:09d}")
+            if not whole and follows and sequence == len(names) - 1:
+                break
+            if header is None or not whole or not follows or header["previous"] != previous:
                 raise JournalError(
                     f"the journal at {self.path} is damaged in its middle",
                     got=name.rsplit("/", 1)[-1],
                     remedy="Resume from a saved state into a new checkpoint path.",
                 )
-            assert header is not None
             if header["version"] != VERSION:
                 raise JournalError(
                     "the journal has another version", got=header["version"], limit=VERSION
@@ -125,9 +131,32 @@ class Journal:
 
 
 def acknowledged_step(entries: list[Entry]) -> int:
-    """Return the step before which every rank had acknowledged everything; 0 when none had."""
-    marks = [json.loads(entry.body)["low"] for entry in entries if entry.kind == "marks"]
-    return max((int(step) for step, _ in marks), default=0)
+    """Return the step before which every rank had acknowledged everything; 0 when none had.
+
+    That of an earlier generation counts: a generation begins at its origin.
+    """
+    steps = [0]
+    for entry in entries:
+        if entry.kind == "open":
+            steps.append(json.loads(json.loads(entry.body)["origin"])["step"])
+        elif entry.kind == "marks":
+            steps.append(json.loads(entry.body)["low"][0])
+    return max(steps)
+
+
+def events_of(entries: list[Entry]) -> list[MixtureEvent]:
+    """Return the events that a chain holds, those that it began with too."""
+    events: list[MixtureEvent] = []
+    for entry in entries:
+        if entry.kind == "open":
+            found = json.loads(entry.body)["events"]
+        elif entry.kind == "event":
+            event = json.loads(entry.body)
+            found = [[event["step"], event["weights"]]]
+        else:
+            continue
+        events.extend(MixtureEvent(step=step, weights=weights) for step, weights in found)
+    return events
 
 
 def _header(data: bytes) -> dict[str, Any] | None:
@@ -135,4 +164,5 @@ def _header(data: bytes) -> dict[str, Any] | None:
         header = json.loads(data[: data.find(b"\n")])
     except ValueError:
         return None
-    return header if isinstance(header, dict) and "previous" in header else None
+    keys = {"version", "kind", "previous", "body"}
+    return header if isinstance(header, dict) and keys <= header.keys() else None

@@ -38,7 +38,7 @@ class Read:
     sample
         None unless the verdict is OK.
     reason
-        Why the record was skipped.
+        Why the record was skipped, or what ends the shard.
     """
 
     position: int
@@ -72,12 +72,12 @@ def read_lane(spec: SourceSpec, epoch: int, lane: int, start: LaneCursor) -> Ite
             read = _judge(
                 spec, epoch, lane, LaneCursor(position=position, shard=shard, row=row), record
             )
-            failures = failures + 1 if read.verdict is Verdict.SKIPPED else 0
-            if failures > spec.max_consecutive_errors:
+            failures = 0 if read.reason is None else failures + 1
+            if failures >= spec.max_consecutive_errors:
                 raise SourceError(
                     f"source {spec.name!r}: too many bad records in a row",
                     got=f"{failures}, the last one: {read.reason}",
-                    limit=f"max_consecutive_errors={spec.max_consecutive_errors}",
+                    limit=f"fewer than max_consecutive_errors={spec.max_consecutive_errors}",
                     remedy="Repair the data or the transform, or raise the limit.",
                 )
             yield read
@@ -102,8 +102,9 @@ def _rows(spec: SourceSpec, shard: int, start: int) -> Iterator[tuple[int, Any]]
     delays = iter(RETRY_DELAYS_S)
     row = start
     while True:
-        records = spec.reader.read(shard, row)
+        records: Iterator[Any] | None = None
         try:
+            records = spec.reader.read(shard, row)
             for record in records:
                 yield row, record
                 row += 1
@@ -162,7 +163,10 @@ def _transform(
     if spec.transform is not None:
         generator = {"rng": spec.generator(epoch, lane, position)} if spec.wants_rng else {}
         sample = spec.transform(record, **generator)
-    return None if sample is None else check_sample(sample)
+    if sample is None:
+        return None
+    sample = check_sample(sample)
+    return {**sample, **{name: scalar(sample, name) for name in spec.scalars}}
 
 
 def check_sample(sample: Any) -> Sample:
@@ -191,6 +195,15 @@ def check_sample(sample: Any) -> Sample:
             raise ConfigError("a sample's 'loss_mask'", got=mask.shape, limit=tokens.shape)
         checked["loss_mask"] = mask
     return checked
+
+
+def scalar(sample: Sample, name: str) -> float:
+    """Return a scalar of a sample, NaN where it has none. Raises ConfigError for anything else."""
+    value = sample.get(name)
+    try:
+        return np.nan if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a sample's scalar {name!r}", got=repr(value)) from error
 
 
 def _where(spec: SourceSpec, shard: int, row: int) -> str:

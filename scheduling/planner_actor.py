@@ -126,9 +126,8 @@ class PlannerActor:
         self._rest = point if point.microbatch else None
         self._feeds.clear()
         self._overrides = {name: {} for name in self._spec.lanes}
-        names = list(self._spec.lanes)
         for source, epoch, lane, position, verdict in point.verdicts:
-            self._overrides[names[source]][epoch, lane, position] = verdict
+            self._overrides[source][epoch, lane, position] = verdict
 
     async def _plan(self, state: PlannerState) -> tuple[Draw, Plan]:
         """Draw and place one step."""
@@ -143,7 +142,7 @@ class PlannerActor:
         inputs = (drawn, spec.strategy, spec.batching, spec.num_buckets, mixture)
         if self._rest is None:
             return drawn, await asyncio.to_thread(place, *inputs)
-        digest = draw_digest(drawn.step, drawn.table)
+        digest = draw_digest(drawn.step, list(spec.lanes), drawn.table)
         if digest != self._rest.draw_digest:
             raise StateError(
                 f"step {drawn.step} was drawn otherwise when its state was saved",

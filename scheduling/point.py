@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ from megadask.planner.errors import StateError
 from megadask.planner.plan import Plan
 
 VERSION = 1
+
+#: Source, epoch, lane, position and verdict of a record.
+PassedOver = tuple[str, int, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class Point:
     consumed: str = ""
     draw_digest: str = ""
     assignment_digest: str = ""
-    verdicts: tuple[tuple[int, ...], ...] = ()
+    verdicts: tuple[PassedOver, ...] = ()
 
     @classmethod
     def inside(cls, plan: Plan, state: str, microbatch: int) -> Point:
@@ -69,7 +72,7 @@ class Point:
         microbatch_N: NDArray[np.int64],
         draw_digest: str,
         assignment_digest: str,
-        verdicts: Sequence[Sequence[int]],
+        verdicts: Iterable[Sequence[Any]],
     ) -> Point:
         """Return the point before a microbatch; microbatch_N: (N,) microbatch of each span."""
         bits = np.packbits(microbatch_N < microbatch).tobytes().hex()
@@ -80,7 +83,7 @@ class Point:
             consumed=bits,
             draw_digest=draw_digest,
             assignment_digest=assignment_digest,
-            verdicts=tuple(tuple(verdict) for verdict in verdicts),
+            verdicts=tuple((s, e, k, p, v) for s, e, k, p, v in verdicts),
         )
 
     def consumed_N(self, num_spans: int) -> NDArray[np.bool_]:
@@ -113,11 +116,15 @@ class Point:
                 remedy="Resume with the MegaDask version that saved it.",
             )
         fields = {name: value for name, value in data.items() if name != "version"}
-        fields["verdicts"] = tuple(tuple(verdict) for verdict in fields["verdicts"])
-        return cls(**fields)
+        try:
+            fields["verdicts"] = tuple(tuple(verdict) for verdict in fields["verdicts"])
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise StateError("the state is damaged", got=repr(text[:80])) from error
 
 
-def verdicts_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """Return (source, epoch, lane, position, verdict) of the records that a plan passes over."""
-    names = ("source", "epoch", "lane", "position", "verdict")
-    return tuple(zip(*(plan.passed[name].tolist() for name in names), strict=True))
+def verdicts_of(plan: Plan) -> tuple[PassedOver, ...]:
+    """Return the records that a plan passes over, with their verdicts."""
+    sources = [plan.sources[source] for source in plan.passed["source"].tolist()]
+    names = ("epoch", "lane", "position", "verdict")
+    return tuple(zip(sources, *(plan.passed[name].tolist() for name in names), strict=True))

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from megadask.planner.errors import ConfigError, StateError
+from megadask.planner.errors import ConfigError
 from megadask.planner.ledger import Ledger
 from megadask.planner.plan import Plan
-from megadask.planner.state import MixtureEvent, PlannerState
+from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
 from megadask.planner.topology import ClientPlaceTree
+from megadask.scheduling.agreement import Agreement
 from megadask.scheduling.errors import ClaimError, ServiceError, StaleError
 from megadask.scheduling.point import Point
 
@@ -86,8 +88,7 @@ class RunRecord:
     events: list[MixtureEvent] = field(default_factory=list)
     claims: dict[int, Claim] = field(default_factory=dict)
     watermarks: dict[int, Watermark] = field(default_factory=dict)
-    rewinds: dict[int, Point] = field(default_factory=dict)
-    refused: tuple[int, str] = (0, "")
+    agreement: Agreement = field(init=False)
     history: list[dict[str, Any]] = field(default_factory=list)
     draw_digest: str = ""
     assignment_digest: str = ""
@@ -99,17 +100,21 @@ class RunRecord:
         return min(self.watermarks.values())
 
     def __post_init__(self) -> None:
+        self.agreement = Agreement(self.name, self.topology.world_size)
         self.open_generation(self.origin)
 
     # The planner ------------------------------------------------------------------------------
 
     def open_generation(self, origin: Point) -> None:
-        """Begin a new timeline at ``origin``; what was planned beyond it is void."""
+        """Begin a new timeline at ``origin``; what was planned beyond it is void.
+
+        Events for later steps stay: the same steps come again, and shall be the same.
+        """
         self.generation += 1
         self.origin = origin
         self.plans.clear()
-        self.events.clear()
-        self.rewinds.clear()
+        self.events = [event for event in self.events if event.step >= origin.step]
+        self.agreement.reset()
         self.history.clear()
         self.draw_digest = self.assignment_digest = ""
         self.unread = {}
@@ -118,8 +123,11 @@ class RunRecord:
             range(self.topology.world_size), (origin.step, origin.microbatch)
         )
         self._state_before = {origin.step: origin.state}
-        self._ledger = Ledger(PlannerState.from_json(origin.state))
+        # The pipeline may have sources that the state does not know.
+        self._ledger = Ledger(check_lanes(PlannerState.from_json(origin.state), self.lanes))
         self._audited = dict(self.watermarks)
+        buckets = range(self.topology.num_buckets(self.axis))
+        self._ranks_of_bucket = [self.topology.ranks_of(bucket, self.axis) for bucket in buckets]
 
     @property
     def ended(self) -> bool:
@@ -156,7 +164,8 @@ class RunRecord:
         self.plans[step] = Committed(data, plan)
         self.next_step = step + 1
         self._state_before[step + 1] = plan.state
-        self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0)
+        state = PlannerState.from_json(plan.state)
+        self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0, state)
         self.draw_digest = _chain(self.draw_digest, plan.draw_digest)
         self.assignment_digest = _chain(self.assignment_digest, plan.assignment_digest)
         if not plan.end:
@@ -209,7 +218,7 @@ class RunRecord:
                 remedy="Close that loader, or take the rank with connect(force=True).",
             )
         self.claims[rank] = Claim(client, process, uuid.uuid4().hex)
-        self.rewinds.pop(rank, None)
+        self.agreement.left(rank)
         return self.claims[rank]
 
     def check_rank(self, rank: int) -> None:
@@ -236,21 +245,29 @@ class RunRecord:
         """Give a rank back."""
         claim = self.claims.get(rank)
         if claim is not None and claim.token == token:
-            del self.claims[rank]
+            self._free(rank)
 
     def drop_client(self, client: str) -> None:
         """Free the ranks of a trainer that is gone."""
         for rank in [rank for rank, claim in self.claims.items() if claim.client == client]:
-            del self.claims[rank]
+            self._free(rank)
+
+    def _free(self, rank: int) -> None:
+        """Free a rank, and forget where its trainer wanted to go back to."""
+        del self.claims[rank]
+        self.agreement.left(rank)
 
     def acknowledge(self, generation: int, marks: Mapping[int, Watermark]) -> None:
-        """Merge watermarks by maximum, and free what every rank has behind it."""
+        """Merge watermarks by maximum, and free what every rank has behind it.
+
+        Those of another generation, and beyond what is committed, count for nothing.
+        """
         if generation != self.generation:
             return
         for rank, mark in marks.items():
-            if mark > self.watermarks[rank]:
+            if self.watermarks[rank] < mark <= (self.next_step, 0):
                 self.watermarks[rank] = mark
-                self.rewinds.pop(rank, None)
+                self.agreement.moved(rank)
         self._audit_delivered()
         low = self.low[0]
         for step in [step for step in self.plans if step < low and not self.plans[step].plan.end]:
@@ -284,84 +301,47 @@ class RunRecord:
     def rewind(self, rank: int, token: str, point: Point) -> bool:
         """Ask to go back to ``point``; True when a new generation is to be opened there.
 
-        That is when all ranks have asked for the same point and some do not stand there already.
         Raises StateError naming the ranks when they ask for unlike points.
         """
         self.check_token(rank, token)
-        self.rewinds[rank] = point
-        waiting = {r: asked for r, asked in self.rewinds.items() if not self.stands_at(r, asked)}
-        places: dict[str, list[int]] = {}
-        for other, asked in sorted(waiting.items()):
-            places.setdefault(asked.digest, []).append(other)
-        if len(places) > 1:
-            asked_at = [(ranks, waiting[ranks[0]]) for ranks in places.values()]
-            self.rewinds.clear()
-            detail = "; ".join(
-                f"ranks {ranks}: step {at.step}, microbatch {at.microbatch}"
-                for ranks, at in asked_at
-            )
-            self.refused = (self.refused[0] + 1, detail)
-            raise unequal_points(self.name, detail)
-        agreed = [asked for asked in self.rewinds.values() if asked == point]
-        return bool(waiting) and len(agreed) == self.topology.world_size
+        return self.agreement.ask(rank, point, self.stands_at)
 
-    def refuse(self) -> None:
-        """Raise the error of the last refused attempt to go back."""
-        raise unequal_points(self.name, self.refused[1])
+    def may_go_on(self, rank: int, point: Point) -> bool:
+        """Whether a rank that asked for ``point`` may go on from there."""
+        return self.agreement.grant(rank, point, self.stands_at)
 
     # What users ask ---------------------------------------------------------------------------
 
     def audit(self) -> dict[str, Any]:
         """Return committed plans times watermarks, per source."""
         pending = []
-        for step, committed in self.plans.items():
+        for committed in self.plans.values():
             plan = committed.plan
-            waiting = np.zeros(plan.table.num_rows, bool)
-            for bucket in range(plan.num_buckets):
-                mark = self._bucket_mark(bucket)
-                mine = plan.bucket_N == bucket
-                waiting |= (
-                    mine & ((plan.microbatch_N >= mark[1]) | (step > mark[0])) & (step >= mark[0])
-                )
-            pending.append(plan.table.take(waiting))
-        last = self.plans.get(self.next_step - 1)
-        state = self._state_before[self.next_step] if last is None else last.plan.state
-        return self._ledger.report(PlannerState.from_json(state), pending, self.unread)
-
-    def _bucket_mark(self, bucket: int) -> Watermark:
-        ranks = self.topology.ranks_of(bucket, self.axis)
-        return min(self.watermarks[rank] for rank in ranks)
+            due_N = plan.microbatch_N >= self._done_B(plan, self.watermarks)[plan.bucket_N]
+            pending.append(plan.table.take((plan.bucket_N >= 0) & due_N))
+        return self._ledger.report(pending, self.unread)
 
     def _audit_delivered(self) -> None:
         """Enter in the ledger what all ranks of a bucket have acknowledged since the last time."""
-        num_buckets = self.topology.num_buckets(self.axis)
-        for bucket in range(num_buckets):
-            before, mark = self._audited_bucket(bucket), self._bucket_mark(bucket)
-            for step in range(before[0], mark[0] + 1):
-                committed = self.plans.get(step)
-                if committed is None:
-                    continue
-                plan = committed.plan
-                first = before[1] if step == before[0] else 0
-                last = mark[1] if step == mark[0] else plan.num_microbatches
-                between = (plan.microbatch_N >= first) & (plan.microbatch_N < last)
-                rows = np.flatnonzero((plan.bucket_N == bucket) & between)
-                if len(rows):
-                    self._ledger.deliver(plan.table, rows)
+        for step, committed in self.plans.items():
+            if step > max(self.watermarks.values())[0]:
+                continue
+            plan = committed.plan
+            first_N = self._done_B(plan, self._audited)[plan.bucket_N]
+            stop_N = self._done_B(plan, self.watermarks)[plan.bucket_N]
+            between_N = (first_N <= plan.microbatch_N) & (plan.microbatch_N < stop_N)
+            self._ledger.deliver(plan.table, np.flatnonzero((plan.bucket_N >= 0) & between_N))
         self._audited = dict(self.watermarks)
 
-    def _audited_bucket(self, bucket: int) -> Watermark:
-        return min(self._audited[rank] for rank in self.topology.ranks_of(bucket, self.axis))
-
-
-def unequal_points(name: str, detail: str) -> StateError:
-    """Return the error for ranks that load different states."""
-    return StateError(
-        f"the ranks of {name} load states of different points",
-        got=detail,
-        limit="the same step and microbatch on every rank",
-        remedy="Load the state that all ranks saved at the same point of the loop.",
-    )
+    def _done_B(self, plan: Plan, marks: Mapping[int, Watermark]) -> NDArray[np.int64]:
+        """Return (B,) how many microbatches of a plan all ranks of each bucket have behind them."""
+        lowest = [min(marks[rank] for rank in ranks) for ranks in self._ranks_of_bucket]
+        return np.array(
+            [
+                plan.num_microbatches * (step > plan.step) + microbatch * (step == plan.step)
+                for step, microbatch in lowest
+            ]
+        )
 
 
 def _chain(digest: str, link: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from megadask.planner.errors import ConfigError
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.errors import ClosedError, ServiceError, pack_error
-from megadask.scheduling.journal import Journal, Kind, acknowledged_step
+from megadask.scheduling.journal import Entry, Journal, Kind, acknowledged_step, events_of
 from megadask.scheduling.point import Point
 from megadask.scheduling.record import RunRecord
 from megadask.scheduling.wire import Signal
@@ -121,25 +121,31 @@ def new_run(name: str, header: Mapping[str, Any], client: str) -> Run:
     journal = None
     if header["checkpoint"]:
         journal = Journal(header["checkpoint"])
-        generations = journal.generations()
-        if generations:
-            _check_accounted(journal, generations[-1], header)
-            record.generation = generations[-1] + 1
+        entries = journal.head()
+        _check_accounted(journal.path, entries, header)
+        record.events = [event for event in events_of(entries) if event.step >= record.origin.step]
+        record.generation = max(journal.generations(), default=0) + 1
         journal.begin(record.generation, opening(header, record))
     return Run(record, header, client, journal, active=not header["restart"])
 
 
 def opening(header: Mapping[str, Any], record: RunRecord) -> bytes:
     """Return the first entry of a generation's journal."""
-    components, origin = header["components"], record.origin.to_json()
-    return json.dumps({"run": record.name, "components": components, "origin": origin}).encode()
+    return json.dumps(
+        {
+            "run": record.name,
+            "components": header["components"],
+            "origin": record.origin.to_json(),
+            "events": [[event.step, dict(event.weights)] for event in record.events],
+        }
+    ).encode()
 
 
-def _check_accounted(journal: Journal, generation: int, header: Mapping[str, Any]) -> None:
-    done = acknowledged_step(journal.read(generation))
+def _check_accounted(path: str, entries: list[Entry], header: Mapping[str, Any]) -> None:
+    done = acknowledged_step(entries)
     if done and not header["resumed"]:
         raise ConfigError(
-            f"the checkpoint path {journal.path} holds a run",
-            got=f"generation {generation}, acknowledged up to step {done}",
+            f"the checkpoint path {path} holds a run",
+            got=f"steps acknowledged up to {done}",
             remedy="Pass serve(resume=state) with the trainers' state, or use another path.",
         )

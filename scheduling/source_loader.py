@@ -24,6 +24,8 @@ from megadask.scheduling.errors import SourceError
 from megadask.scheduling.lanes import Read, Sample, read_lane, read_rows
 from megadask.scheduling.spec import SourceSpec
 
+#: Fields of a sample that are delivered.
+PAYLOAD = ("tokens", "loss_mask")
 #: So many reasons of skipped records are kept.
 KEPT_REASONS = 10
 #: After so long, a call for metadata returns what it has: a slow transform must not look like a
@@ -91,13 +93,19 @@ class SourceLoader:
             if opened is None or opened.epoch != epoch or opened.cursor != cursor:
                 self._close_lane(lane)
                 opened = self._open[lane] = _OpenLane(self.spec, epoch, lane, cursor)
-            while opened.cursor.position < until and time.monotonic() < deadline:
-                read = next(opened.reads, None)
-                if read is None:
-                    ended.add(lane)
-                    break
-                rows.extend(self._spans(epoch, lane, read))
-                opened.cursor = LaneCursor.after(read.position, read.shard, read.row, read.verdict)
+            try:
+                while opened.cursor.position < until and time.monotonic() < deadline:
+                    read = next(opened.reads, None)
+                    if read is None:
+                        ended.add(lane)
+                        break
+                    rows.extend(self._spans(epoch, lane, read))
+                    opened.cursor = LaneCursor.after(
+                        read.position, read.shard, read.row, read.verdict
+                    )
+            except BaseException:
+                self._close_lane(lane)  # a generator that has raised would look like one at its end
+                raise
             after[lane] = opened.cursor
             if lane in ended:
                 self._close_lane(lane)
@@ -172,9 +180,9 @@ class SourceLoader:
             yield (*place, 0, 0, verdict, 0, 0, 0, 0, 0, *(np.nan for _ in self.spec.scalars))
             return
         size_bytes, checksum = _weigh(read.sample)
-        self.cache.put((epoch, lane, read.position), read.sample, size_bytes)
+        self.cache.put((epoch, lane, read.position), _payload(read.sample), size_bytes)
         length = cuts[-1][1]
-        scalars = [float(read.sample.get(name, np.nan)) for name in self.spec.scalars]
+        scalars = [read.sample[name] for name in self.spec.scalars]
         for start, stop in cuts:
             loss = _num_targets(read.sample, start, stop, length)
             counts = (stop - start, length, loss, size_bytes, checksum)
@@ -228,7 +236,7 @@ class SourceLoader:
         size_bytes, now = _weigh(read.sample)
         if now != checksum:
             raise _changed(self.spec, key, f"checksum {now:#010x}, planned with {checksum:#010x}")
-        self.cache.put(key, read.sample, size_bytes)
+        self.cache.put(key, _payload(read.sample), size_bytes)
         return read.sample
 
 
@@ -241,14 +249,18 @@ def _changed(spec: SourceSpec, key: tuple[int, int, int], got: str) -> SourceErr
     )
 
 
+def _payload(sample: Sample) -> Sample:
+    """Return what of a sample is delivered; the rest need not be kept."""
+    return {name: sample[name] for name in PAYLOAD if sample.get(name) is not None}
+
+
 def _weigh(sample: Sample) -> tuple[int, int]:
     """Return the bytes and the CRC-32 of a sample's payload."""
     size_bytes, checksum = 0, 0
-    for name in ("tokens", "loss_mask"):
-        if sample.get(name) is not None:
-            array = np.ascontiguousarray(sample[name])
-            size_bytes += array.nbytes
-            checksum = zlib.crc32(array.tobytes(), checksum)
+    for part in _payload(sample).values():
+        array = np.ascontiguousarray(part)
+        size_bytes += array.nbytes
+        checksum = zlib.crc32(array.tobytes(), checksum)
     return size_bytes, checksum
 
 

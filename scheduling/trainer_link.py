@@ -101,6 +101,7 @@ class TrainerLink:
         self.sources: list[str] = joined["sources"]
         self.components: dict[str, str] = joined["components"]
         self.restarts: bool = joined["restart"]
+        self._beginning = Point.from_json(joined["beginning"])
         self._num_microbatches = 1
         self._inflight: dict[Watermark, Any] = {}
         self._position: Watermark
@@ -117,7 +118,10 @@ class TrainerLink:
 
     @property
     def point(self) -> Point:
-        """The point behind everything read; makes no call."""
+        """The point behind everything read, or that it is about to go back to; makes no call."""
+        if self._pending is not None:
+            point = self._pending[0]
+            return self._beginning if point is None else Point.from_json(point)
         step, microbatch = self._position
         if self._position == (self._start.step, self._start.microbatch):
             return self._start

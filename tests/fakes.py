@@ -128,7 +128,9 @@ class MemoryFeed:
     def trim(self, state: SourceState) -> None:
         self._state = state
         self._check(state.lanes)
-        self._fetched = [part.take(~is_before(part, state.cursor)) for part in self._fetched]
+        if self._fetched:
+            known = concat(self._fetched)
+            self._fetched = [known.take(~is_before(known, state.cursor))]
 
     def _check(self, cursors: Sequence[LaneCursor]) -> list[int]:
         """Return the next position of each lane; a cursor must say where its record lies."""

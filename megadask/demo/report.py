@@ -134,13 +134,10 @@ class Summary:
         Loss of the first and the last of them.
     tokens_per_s
         Real tokens of all ranks a second.
-    compute_tokens_per_s
-        The same if steps took the CPU seconds of their slowest rank's compute: what is left when
-        data, reductions and whatever else the machine runs cost nothing.
     step_s
         Median seconds of a step.
     planned_imbalance, measured_imbalance
-        Largest rank's cost or CPU seconds of compute over the ranks' mean, median of the steps.
+        Largest rank's cost or CPU seconds of compute over the ranks' mean, mean of the steps.
     wait_share
         Share of the step time that ranks waited for data.
     loader_bytes
@@ -149,13 +146,14 @@ class Summary:
         Processes that this is the sum of.
     audit
         Samples by `AUDIT_COUNTS`.
+    num_pending
+        Samples that were planned for steps after the last one made.
     """
 
     num_steps: int
     loss_start: float
     loss_end: float
     tokens_per_s: float
-    compute_tokens_per_s: float
     step_s: float
     planned_imbalance: float
     measured_imbalance: float
@@ -163,6 +161,7 @@ class Summary:
     loader_bytes: int
     num_workers: int
     audit: Mapping[str, int]
+    num_pending: int
 
 
 def summarize(phase: Phase) -> Summary:
@@ -173,7 +172,6 @@ def summarize(phase: Phase) -> Summary:
     timed = steps[1:] or steps
     # Ranks leave a step together, after its reduction: the slowest one's time is the step's.
     time_s = [max(record.step_s for record in records) for records in timed]
-    compute_s = sum(max(record.compute_cpu_s for record in records) for records in timed)
     tokens = sum(record.tokens for records in timed for record in records)
     rank_s = sum(record.step_s for records in timed for record in records)
     workers = {loader["worker"] for loader in phase.stats["loaders"]}
@@ -183,14 +181,14 @@ def summarize(phase: Phase) -> Summary:
         loss_start=steps[0][0].loss,
         loss_end=steps[-1][0].loss,
         tokens_per_s=_ratio(tokens, sum(time_s)),
-        compute_tokens_per_s=_ratio(tokens, compute_s),
         step_s=median(time_s),
-        planned_imbalance=median(records[0].planned_imbalance for records in timed),
-        measured_imbalance=median(_imbalance(records) for records in timed),
+        planned_imbalance=fmean(records[0].planned_imbalance for records in timed),
+        measured_imbalance=fmean(_imbalance(records) for records in timed),
         wait_share=_ratio(sum(r.wait_s for records in timed for r in records), rank_s),
         loader_bytes=sum(phase.stats["workers"][w]["memory_bytes"] for w in workers),
         num_workers=len(workers),
         audit={name: int(samples[name]) for name in AUDIT_COUNTS},
+        num_pending=samples["planned"] - samples["delivered"] - samples["lost"],
     )
 
 
@@ -206,7 +204,6 @@ def rows(phases: Sequence[Phase]) -> list[tuple[str, ...]]:
     add("loss, first step", [f"{s.loss_start:.3f}" for s in summaries])
     add("loss, last step", [f"{s.loss_end:.3f}" for s in summaries])
     add("tokens/s", [f"{s.tokens_per_s:,.0f}" for s in summaries])
-    add("tokens/s by compute alone", [f"{s.compute_tokens_per_s:,.0f}" for s in summaries])
     add("step time, median", [f"{s.step_s * 1e3:,.0f} ms" for s in summaries])
     add("imbalance planned, max/mean", [f"{s.planned_imbalance:.3f}" for s in summaries])
     add("imbalance measured, max/mean", [f"{s.measured_imbalance:.3f}" for s in summaries])
@@ -214,6 +211,7 @@ def rows(phases: Sequence[Phase]) -> list[tuple[str, ...]]:
     add("loader memory", [f"{s.loader_bytes / 1e6:,.0f} MB" for s in summaries])
     for name in AUDIT_COUNTS:
         add(f"samples {name}", [f"{s.audit[name]:,}" for s in summaries])
+    add("samples not due when it stopped", [f"{s.num_pending:,}" for s in summaries])
     return table
 
 
@@ -228,15 +226,17 @@ def render(table: Sequence[Sequence[str]]) -> str:
 
 
 def verdict(phase: Phase, baseline: Phase) -> str:
-    """Return one sentence that compares a phase with the one that it should beat."""
+    """Return lines that compare a phase with the one that it should beat."""
     new, old = summarize(phase), summarize(baseline)
     return (
-        f"{phase.name}: {_ratio(new.tokens_per_s, old.tokens_per_s):.2f} x the tokens/s of "
-        f"{baseline.name} "
-        f"({_ratio(new.compute_tokens_per_s, old.compute_tokens_per_s):.2f} x by compute alone), "
-        f"measured imbalance {new.measured_imbalance:.3f} against "
-        f"{old.measured_imbalance:.3f}; step losses differ by at most "
-        f"{_loss_difference(phase, baseline):.1e}."
+        f"{phase.name}: the slowest rank computes {new.measured_imbalance:.2f} x the mean of the "
+        f"ranks, against {old.measured_imbalance:.2f} x in {baseline.name}.\n"
+        f"As steps wait for it, that alone makes them "
+        f"{_ratio(old.measured_imbalance, new.measured_imbalance):.2f} x as fast; "
+        f"as timed, on a machine that did all the rest too, "
+        f"{_ratio(new.tokens_per_s, old.tokens_per_s):.2f} x.\n"
+        f"Both trained on the same samples in the same {len(_common_steps(phase, baseline))} "
+        f"steps; losses of a step differ by at most {_loss_difference(phase, baseline):.0e}."
     )
 
 
@@ -271,6 +271,11 @@ def problems(phases: Sequence[Phase], *, loss_tolerance: float = 0.01) -> list[s
             if report.ended == "signal"
         ]
     for phase in phases[1:]:
+        found += [
+            f"step {step} of {phases[0].name} and {phase.name} was drawn differently"
+            for step in _common_steps(phases[0], phase)
+            if _digests(phases[0])[step] != _digests(phase)[step]
+        ]
         difference = _loss_difference(phases[0], phase)
         if not difference <= loss_tolerance:
             found.append(
@@ -283,6 +288,18 @@ def problems(phases: Sequence[Phase], *, loss_tolerance: float = 0.01) -> list[s
 def _steps(phase: Phase) -> list[tuple[StepRecord, ...]]:
     """Return the records of all ranks for every step that all of them made."""
     return list(zip(*(report.steps for report in phase.ranks), strict=False))
+
+
+def _digests(phase: Phase) -> dict[int, str]:
+    """Return what identifies the samples of each step that the service still knows of."""
+    return {step["step"]: step["draw_digest"] for step in phase.stats["steps"]}
+
+
+def _common_steps(first: Phase, second: Phase) -> list[int]:
+    """Return the steps that both phases made and know of."""
+    made = {records[0].step for records in _steps(first)}
+    made &= {records[0].step for records in _steps(second)}
+    return sorted(made & _digests(first).keys() & _digests(second).keys())
 
 
 def _imbalance(records: Sequence[StepRecord]) -> float:

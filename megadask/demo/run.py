@@ -31,9 +31,10 @@ from megadask.planner.errors import ConfigError
 
 SERVICE = "megadask-demo"
 #: Share of the tokens, by source.
-MIXTURE = {"code": 0.6, "prose": 0.25, "docstrings": 0.15}
-#: What the trainers train, and how its time goes with the lengths of documents.
-COST = md.costs.Transformer(hidden=64, layers=2, vocab=264, attention_slowdown=1.0)
+MIXTURE = {"code": 0.3, "prose": 0.4, "docstrings": 0.3}
+#: What the trainers train, and how its time was measured to grow with the lengths of documents.
+HEADS = 2
+COST = md.costs.Transformer(hidden=32, layers=1, vocab=264, attention_slowdown=0.3)
 LEARNING_RATE = 3e-3
 #: Packs of one rank in a step, one a microbatch.
 PACKS_PER_RANK = 2
@@ -65,9 +66,9 @@ class Demo:
         Whether the trainers' reports and logs are kept, too.
     """
 
-    steps: int = 24
+    steps: int = 20
     dp: int = 2
-    seq_len: int = 4096
+    seq_len: int = 8192
     balance: Method = "assignment"
     workdir: Path = Path("demo-data")
     keep: bool = False
@@ -112,7 +113,10 @@ class Demo:
             ],
             topology=md.ClientPlaceTree(dp=self.dp),
             strategy=strategy,
-            batching=md.Packed(seq_len=self.seq_len, global_batch=PACKS_PER_RANK * self.dp),
+            # Of a document the beginning: pieces of equal length would leave little to balance.
+            batching=md.Packed(
+                seq_len=self.seq_len, global_batch=PACKS_PER_RANK * self.dp, overflow="truncate"
+            ),
         )
 
 
@@ -231,6 +235,7 @@ class _Run:
             "steps": self.demo.steps,
             "hidden": COST.hidden,
             "layers": COST.layers,
+            "heads": HEADS,
             "learning-rate": LEARNING_RATE,
         }
         return [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -249,7 +249,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             join_group(placement, timeout_s=options.timeout)
             trainer = Trainer(
-                DocumentTransformer(ModelConfig(hidden=options.hidden, layers=options.layers)),
+                DocumentTransformer(
+                    ModelConfig(hidden=options.hidden, layers=options.layers, heads=options.heads)
+                ),
                 learning_rate=options.learning_rate,
             )
             with md.connect(
@@ -300,6 +302,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--report", required=True, help="JSON file to write, one for every rank")
     parser.add_argument("--hidden", type=int, default=64, help="width of the model")
     parser.add_argument("--layers", type=int, default=2, help="layers of the model")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads of a layer")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW")
     parser.add_argument(
         "--timeout", type=float, default=120.0, help="seconds that ranks wait for each other"

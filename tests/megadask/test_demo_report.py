@@ -49,6 +49,7 @@ def make_phase(
     num_steps: tuple[int, int] = (4, 4),
     samples: Mapping[str, int] = SAMPLES,
     ok: bool = True,
+    drawn: str = "digest",
     ended: Ended = "steps",
 ) -> Phase:
     ranks = tuple(
@@ -63,12 +64,16 @@ def make_phase(
         )
         for rank in range(2)
     )
-    loaders = {"tcp://a": 150_000_000, "tcp://b": 250_000_000}
+    memory = {"tcp://a": 150_000_000, "tcp://b": 250_000_000, "tcp://idle": 1}
     return Phase(
         name=name,
         ranks=ranks,
         audit={"total": {"samples": samples}, "ok": ok},
-        stats={"memory": {"loaders": loaders}},
+        stats={
+            "loaders": ({"worker": "tcp://a"}, {"worker": "tcp://b"}, {"worker": "tcp://a"}),
+            "workers": {address: {"memory_bytes": size} for address, size in memory.items()},
+            "steps": [{"step": step, "draw_digest": f"{drawn} {step}"} for step in range(6)],
+        },
     )
 
 
@@ -90,12 +95,12 @@ def test_a_summary_leaves_out_the_first_step_and_waiting_for_others() -> None:
     assert (summary.loss_start, summary.loss_end) == (5.0, 2.0)
     assert summary.step_s == pytest.approx(3.2)
     assert summary.tokens_per_s == pytest.approx(2001 / 3.2)
-    assert summary.compute_tokens_per_s == pytest.approx(2001 / 3.0)
     assert summary.planned_imbalance == 1.25
     assert summary.measured_imbalance == pytest.approx(3.0 / 2.0)
     assert summary.wait_share == pytest.approx(0.1 / 3.2)
-    assert (summary.loader_bytes, summary.num_loaders) == (400_000_000, 2)
+    assert (summary.loader_bytes, summary.num_workers) == (400_000_000, 2)
     assert summary.audit == SAMPLES
+    assert summary.num_pending == 10
 
 
 def test_steps_that_only_some_ranks_made_do_not_count() -> None:
@@ -116,7 +121,7 @@ def test_the_table_has_a_column_a_phase() -> None:
     assert table[0] == ("", "arrival order", "assignment")
     figures = {line[0]: line[1:] for line in table}
     assert figures["imbalance measured, max/mean"] == ("1.500", "1.000")
-    assert figures["loader memory"] == ("400 MB in 2", "400 MB in 2")
+    assert figures["loader memory"] == ("400 MB", "400 MB")
     assert figures["samples planned"] == ("1,200", "1,200")
     assert {f"samples {name}" for name in AUDIT_COUNTS} <= figures.keys()
     lines = render(table).splitlines()
@@ -126,9 +131,12 @@ def test_the_table_has_a_column_a_phase() -> None:
 
 
 def test_the_verdict_compares() -> None:
-    sentence = verdict(make_phase("assignment"), make_phase("arrival order", slow=3.0))
-    assert sentence.startswith("assignment: 2.67 x the tokens/s of arrival order (3.00 x")
-    assert "1.000 against 1.500" in sentence
+    words = verdict(make_phase("assignment"), make_phase("arrival order", slow=3.0))
+    assert words.startswith("assignment: the slowest rank computes 1.00 x the mean")
+    assert "against 1.50 x in arrival order" in words
+    assert "that alone makes them 1.50 x as fast" in words
+    assert "2.67 x.\n" in words
+    assert "the same 4 steps" in words
 
 
 def test_a_demo_that_held_its_promises_has_no_problems() -> None:
@@ -142,6 +150,7 @@ def test_a_demo_that_held_its_promises_has_no_problems() -> None:
         (make_phase("b", samples=SAMPLES | {"repeated": 1}), "b: 1 samples repeated"),
         (make_phase("b", ok=False), "audit"),
         (make_phase("b", ended="signal"), "rank 0 was stopped"),
+        (make_phase("b", drawn="other"), "step 3 of a and b was drawn differently"),
         (make_phase("b", shift=0.5), "differ by 0.5"),
         (make_phase("b", shift=float("nan")), "differ by nan"),
         (make_phase("b", shift=float("inf")), "b: a loss is not finite"),

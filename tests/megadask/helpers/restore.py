@@ -1,0 +1,50 @@
+"""Resume from saved states in a process of its own, on a cluster of its own.
+
+Reads jobs from the JSON file of the first argument, writes the spans of every step to the second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from distributed import Client, LocalCluster
+
+import megadask as md
+from tests.megadask.helpers.data import corpus, pipeline
+from tests.megadask.helpers.ranks import run
+from tests.megadask.helpers.seen import drain, spans_by_step
+
+DATA = corpus({"a": 60, "b": 45, "c": 20}, longest=300)
+
+
+def make(dp: int = 2, loaders: int = 1, **options: Any) -> md.Pipeline:
+    """Return the pipeline that the states belong to, for any number of ranks and loaders."""
+    options = {"epochs": 2, **options}
+    return pipeline(
+        DATA, sources={"loaders": loaders}, topology=md.ClientPlaceTree(dp=dp), **options
+    )
+
+
+def main() -> None:
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    done = []
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        for job in jobs:
+            made = make(job["dp"], job["loaders"])
+            with md.serve(made, client, resume=job["state"]) as service:
+                ranks = run(service, drain)
+                audit = service.audit()
+            done.append({"steps": spans_by_step(ranks), "ok": audit["ok"]})
+    Path(sys.argv[2]).write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main()
