@@ -25,6 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code of the process."""
     parser, demo_parser = _parsers()
     options = parser.parse_args(argv)
+    try:
+        return _demo(options, demo_parser)
+    except md.errors.MegaDaskError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # while modules are imported
+        return 130
+
+
+def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from megadask.demo.run import Demo, run
 
     try:
@@ -38,12 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         demo.check_workdir()
     except md.errors.ConfigError as error:
-        demo_parser.error(str(error))
-    try:
-        return run(demo)
-    except md.errors.MegaDaskError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        parser.error(str(error))
+    return run(demo)
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:

@@ -159,7 +159,7 @@ class Loader:
         self._begin_pass()
         try:
             while (facts := self._peek()) is not None:
-                step = Step(self, facts)
+                step = Step(self, facts, facts.num_microbatches - self._link.position[1])
                 yield step
                 if step.left:
                     raise ServiceError(
@@ -177,7 +177,7 @@ class Loader:
         """
         if count < 1:
             raise ConfigError("iterators(count)", got=count, limit=">= 1")
-        self._check_open()
+        self._begin_pass()
         self._tee = _Tee(self, count)
         return tuple(self._tee.iterator(cursor) for cursor in range(count))
 
@@ -274,20 +274,20 @@ class Step:
     index
         Number of the step.
     num_microbatches
-        How many it yields; the same on every rank.
+        How many it yields; the same on every rank. Fewer where it was begun before.
     num_loss_tokens
         Targets of the whole step over all ranks: what to divide the sum of the loss by.
     imbalance
         Planned max / mean cost over the buckets.
     """
 
-    def __init__(self, loader: Loader, facts: StepFacts) -> None:
+    def __init__(self, loader: Loader, facts: StepFacts, num_microbatches: int) -> None:
         self._loader = loader
         self.index = facts.index
-        self.num_microbatches = facts.num_microbatches
+        self.num_microbatches = num_microbatches
         self.num_loss_tokens = facts.num_loss_tokens
         self.imbalance = facts.imbalance
-        self.left = facts.num_microbatches
+        self.left = num_microbatches
 
     def __len__(self) -> int:
         return self.num_microbatches
@@ -324,6 +324,8 @@ class _Tee:
             if at == self._first + len(self._kept):
                 batch = self._loader._read()
                 link = self._loader._link
+                if batch is None:
+                    self._loader._end_pass()
                 self._kept.append((batch, link.position, link.point))
             batch, _, _ = self._kept[at - self._first]
             if batch is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -116,6 +117,7 @@ class Service:
     def __init__(self, client: Client, name: str, timeout: float, *, detached: bool) -> None:
         self.name = name
         self.pipelines: dict[str, Pipeline] = {}
+        self._idents: dict[str, str] = {}  # a service of the same name may take the place of this
         self._client = client
         self._timeout_s = timeout
         self._detached = detached
@@ -204,7 +206,9 @@ class Service:
     ) -> None:
         spec = pipeline.run_spec(limits)
         sources = {source.name: source for source in pipeline.sources}
+        self._idents[key] = uuid.uuid4().hex
         header = {
+            "ident": self._idents[key],
             "components": pipeline.components,
             "topology": pipeline.topology.to_dict(),
             "axis": spec.strategy.axis,
@@ -242,10 +246,10 @@ class Service:
     def _ask(self, key: str | None, call: str, **arguments: Any) -> Any:
         self._pipeline(key)
         handler = getattr(self._client.scheduler, SUPERVISOR)
-        run = run_name(self.name, key)
+        arguments |= {"run": run_name(self.name, key), "ident": self._idents[key or MAIN]}
         try:
             return self._client.sync(
-                handler, call=call, run=run, **arguments, callback_timeout=self._timeout_s
+                handler, call=call, **arguments, callback_timeout=self._timeout_s
             )
         except TimeoutError as error:
             raise DeadlineError(

@@ -114,6 +114,7 @@ async def plans(
         "generation": record.generation,
         "tokens": [[rank, claim.token] for rank, claim in record.claims.items()],
         "marks": [[rank, *mark] for rank, mark in record.watermarks.items()],
+        "finished": sorted(record.finished),
         "error": run.error,
         "plans": [record.plans[step].data for step in sorted(record.plans) if step >= first],
     }
@@ -156,7 +157,7 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
 
 
 async def look(run: Run, rank: int, token: str, lost: str | None, wait_s: float) -> dict[str, Any]:
-    """Tell a trainer where its rank stands and who serves it now.
+    """Tell a trainer where its rank stands, who serves it now, and what holds it up.
 
     lost: a constructor that does not answer the trainer; one in its place is waited for.
     """
@@ -169,7 +170,13 @@ async def look(run: Run, rank: int, token: str, lost: str | None, wait_s: float)
     if run.over:
         return run.farewell()
     run.record.check_token(rank, token)
-    return standing(run, rank)
+    return {"holdup": holdup(run, rank), **standing(run, rank)}
+
+
+async def holds(run: Run, rank: int, token: str) -> bool:
+    """Tell a constructor whether a rank belongs to the trainer with this token."""
+    claim = run.record.claims.get(rank)
+    return claim is not None and claim.token == token
 
 
 async def leave(run: Run, rank: int, token: str) -> None:
@@ -223,11 +230,29 @@ async def rewind(
 
 async def finish(run: Run, rank: int, token: str) -> None:
     """Note that a trainer is done with its pass; free what is held when all are."""
-    run.record.check_token(rank, token)
-    run.finished.add(rank)
-    if run.header["restart"] and len(run.finished) == run.record.topology.world_size:
+    record = run.record
+    record.check_token(rank, token)
+    record.finished.add(rank)
+    run.bump()
+    if run.header["restart"] and len(record.finished) == record.topology.world_size:
         run.active = False
         await run.open_generation(Point.from_json(run.header["origin"]))
+
+
+def holdup(run: Run, rank: int) -> str:
+    """Return what a rank that waits for its next microbatch waits for, as far as it is known."""
+    record = run.record
+    lead = int(run.header["lead_steps"])
+    slowest = min(record.watermarks, key=lambda r: record.watermarks[r])
+    low = record.watermarks[slowest]
+    if not record.ended and record.next_step - low[0] > lead and record.watermarks[rank] > low:
+        return (
+            f"rank {slowest}, which has acknowledged what is before step {low[0]}, microbatch "
+            f"{low[1]}; Limits(lead_steps={lead}) is how far others may go ahead of it"
+        )
+    if record.next_step <= record.watermarks[rank][0]:
+        return f"the plan of step {record.next_step}, for which the planner waits for its sources"
+    return "the payload, which its constructor waits for"
 
 
 def standing(run: Run, rank: int) -> dict[str, Any]:
@@ -253,6 +278,7 @@ CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
         event,
         fail,
         finish,
+        holds,
         join,
         leave,
         look,

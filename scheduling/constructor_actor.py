@@ -72,6 +72,7 @@ class ConstructorActor:
         self._marks: dict[int, Watermark] = {}
         self._reported: dict[int, Watermark] = {}
         self._tokens: dict[int, str] = {}
+        self._finished: set[int] = set()  # ranks that are done with their pass
         self._version = -1
         self._closed: Reply | None = None
         self._failed: Reply | None = None  # the answer for steps that will never be planned
@@ -153,14 +154,15 @@ class ConstructorActor:
 
     async def _refuse(self, rank: int, token: str, generation: int, wait_s: float) -> Reply | None:
         """Return why a call cannot be answered, after catching up with the supervisor."""
-        known = lambda: (  # noqa: E731
-            self._closed or (self._generation >= generation and self._tokens.get(rank) == token)
+        if self._closed is None and self._tokens.get(rank) != token:
+            if not await self._partners.supervisor("holds", rank=rank, token=token):
+                return reply("claim")
+            self._tokens[rank] = token
+        await self._changed.wait_until(
+            lambda: self._closed is not None or self._generation >= generation, wait_s
         )
-        await self._changed.wait_until(known, max(wait_s, 5.0))
         if self._closed is not None:
             return self._closed
-        if self._tokens.get(rank) != token:
-            return reply("claim")
         if self._generation != generation:
             return reply("generation", generation=self._generation)
         return None
@@ -211,7 +213,8 @@ class ConstructorActor:
     @property
     def _low(self) -> Watermark:
         """What every rank served here has acknowledged."""
-        return min(self._marks.values(), default=(0, 0))
+        marks = [mark for rank, mark in self._marks.items() if rank not in self._finished]
+        return min(marks, default=(max(self._plans, default=0), 0))
 
     def _waiting_for(self, slot: _Slot) -> str:
         if slot[0] not in self._plans:
@@ -225,14 +228,22 @@ class ConstructorActor:
         if mark <= self._marks.get(rank, (-1, 0)):
             return
         self._marks[rank] = mark
-        low = self._low
-        for slot in [slot for slot in self._built if slot < low]:
-            for bucket in list(self._built[slot]):
-                if all(self._marks[r] > slot for r, b in self._bucket_of.items() if b == bucket):
-                    del self._built[slot][bucket]
-            if not self._built[slot]:
+        self._free()
+
+    def _free(self) -> None:
+        """Let go of what all ranks concerned are done with: batches by bucket, plans by step."""
+        behind: dict[int, Watermark] = {}
+        for rank, bucket in self._bucket_of.items():
+            if rank not in self._finished:
+                behind[bucket] = min(self._marks[rank], behind.get(bucket, self._marks[rank]))
+        for slot, built in list(self._built.items()):
+            for bucket in [b for b in built if b not in behind or slot < behind[b]]:
+                del built[bucket]
+            if built:
+                self._bytes[slot] = _num_bytes(built)
+            else:
                 del self._built[slot], self._bytes[slot]
-        for step in [step for step in self._plans if step < low[0]]:
+        for step in [step for step in self._plans if step < self._low[0]]:
             del self._plans[step]
         self._changed.set()
 
@@ -278,7 +289,8 @@ class ConstructorActor:
             for data in news["plans"]:
                 plan = Plan.from_arrow(data)
                 self._plans[plan.step] = plan
-            self._changed.set()
+            self._finished = set(news["finished"])
+            self._free()
 
     def _restart(self, news: dict[str, Any]) -> None:
         """Drop what an earlier generation built."""
@@ -339,7 +351,7 @@ class ConstructorActor:
         built = await asyncio.to_thread(self._assemble, plan, rows, payload)
         if generation == self._generation:
             self._built[slot] = built
-            self._bytes[slot] = sum(a.nbytes for arrays in built.values() for a in arrays.values())
+            self._bytes[slot] = _num_bytes(built)
             self._changed.set()
 
     def _assemble(
@@ -373,6 +385,10 @@ class ConstructorActor:
             data = pack_error(error)
             self._close(reply("closed", _error_array({"error": data}), reason=str(error)))
             await self._partners.supervisor("fail", incarnation=self._incarnation, error=data)
+
+
+def _num_bytes(built: dict[int, dict[str, NDArray[Any]]]) -> int:
+    return sum(array.nbytes for arrays in built.values() for array in arrays.values())
 
 
 def _error_array(news: dict[str, Any]) -> Reply:

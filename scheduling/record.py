@@ -89,6 +89,7 @@ class RunRecord:
     claims: dict[int, Claim] = field(default_factory=dict)
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     agreement: Agreement = field(init=False)
+    finished: set[int] = field(default_factory=set)
     history: list[dict[str, Any]] = field(default_factory=list)
     draw_digest: str = ""
     assignment_digest: str = ""
@@ -96,8 +97,9 @@ class RunRecord:
 
     @property
     def low(self) -> Watermark:
-        """What every rank has acknowledged."""
-        return min(self.watermarks.values())
+        """What every rank that is not done with its pass has acknowledged."""
+        marks = [mark for rank, mark in self.watermarks.items() if rank not in self.finished]
+        return min(marks, default=(self.next_step, 0))
 
     def __post_init__(self) -> None:
         self.agreement = Agreement(self.name, self.topology.world_size)
@@ -115,6 +117,7 @@ class RunRecord:
         self.plans.clear()
         self.events = [event for event in self.events if event.step >= origin.step]
         self.agreement.reset()
+        self.finished.clear()
         self.history.clear()
         self.draw_digest = self.assignment_digest = ""
         self.unread = {}

@@ -50,7 +50,6 @@ class Run:
     version: int = 0
     commits: asyncio.Lock = field(default_factory=asyncio.Lock)
     custody: asyncio.Lock = field(default_factory=asyncio.Lock)
-    finished: set[int] = field(default_factory=set)
     closed: str | None = None
     error: bytes | None = None
 
@@ -101,7 +100,6 @@ class Run:
             if self.journal is not None:
                 generation, body = self.record.generation, opening(self.header, self.record)
                 await asyncio.to_thread(self.journal.begin, generation, body)
-        self.finished.clear()
         self.bump()
 
 

@@ -15,7 +15,7 @@ from distributed.metrics import time
 
 from megadask.scheduling.calls import CALLS
 from megadask.scheduling.custody import Custody
-from megadask.scheduling.errors import ServiceError
+from megadask.scheduling.errors import ClosedError, ServiceError
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
 from megadask.scheduling.wire import SUPERVISOR
@@ -61,13 +61,15 @@ class Supervisor(SchedulerPlugin):
                 self._spawn(self._end(run))
             run.bump()
 
-    async def handle(self, call: str, run: str, **arguments: Any) -> Any:
-        """Carry out one call about one pipeline."""
+    async def handle(self, call: str, run: str, ident: str | None = None, **arguments: Any) -> Any:
+        """Carry out one call about one pipeline; ``ident`` says which one of that name."""
         if call == "start":
             return await self._start(run, **arguments)
         if call == "close":
-            return await self._close(run, **arguments)
+            return await self._close(run, ident, **arguments)
         known = self._known(run)
+        if ident not in (None, known.header["ident"]):
+            raise ClosedError(f"{run} is closed: another service took its name")
         if call == "audit":
             return known.record.audit()
         if call == "stats":
@@ -99,19 +101,19 @@ class Supervisor(SchedulerPlugin):
                     got=name,
                     remedy="Close it, or give this one another name: md.serve(..., name=...).",
                 )
-            await self._close(name, "another service took its name")
+            await self._close(name, None, "another service took its name")
         run = await asyncio.to_thread(new_run, name, header, client)
         self._runs[name] = run
         try:
             await self._custody.start(run)
         except BaseException:
-            await self._close(name, "it could not be started")
+            await self._close(name, None, "it could not be started")
             raise
 
-    async def _close(self, name: str, reason: str) -> None:
+    async def _close(self, name: str, ident: str | None, reason: str) -> None:
         """End a pipeline: trainers are told first, then its roles go."""
         run = self._runs.get(name)
-        if run is not None:
+        if run is not None and ident in (None, run.header["ident"]):
             run.close(reason)
             await self._end(run)
             if self._runs.get(name) is run:

@@ -46,7 +46,7 @@ class Microbatch:
 
 @dataclass(frozen=True, eq=False)
 class StepFacts:
-    """What is known of a step before its first microbatch is used."""
+    """What is known of a step before its first microbatch is used; counts all microbatches."""
 
     index: int
     num_microbatches: int
@@ -233,7 +233,7 @@ class TrainerLink:
                     raise DeadlineError(
                         f"rank {self.rank} of {self._run} waited too long for step "
                         f"{self._position[0]}, microbatch {self._position[1]}",
-                        got=f"still waiting for {waiting_for}",
+                        got=f"still waiting for {self._holdup(waiting_for)}",
                         limit=f"{self._timeout_s:g} s",
                         remedy="See service.stats(), or raise connect(timeout=).",
                     )
@@ -290,6 +290,15 @@ class TrainerLink:
         self._desk.forget_constructor()
         self._look(lost=self._key, wait_s=wait_s)
 
+    def _holdup(self, last_heard: str) -> str:
+        """Return what this rank waits for, by the supervisor's account."""
+        if self._pending is not None:
+            return last_heard
+        try:
+            return str(self._look()["holdup"])
+        except DeadlineError:
+            return last_heard
+
     def _request_ahead(self) -> None:
         """Keep the next microbatches on their way."""
         if self._pending is not None:
@@ -322,7 +331,7 @@ class TrainerLink:
             self._generation,
             (step, microbatch),
             self._mark,
-            HOLD_S,
+            min(HOLD_S, self._timeout_s / 2),
             with_plan,
             self._keys,
         )
@@ -335,7 +344,7 @@ class TrainerLink:
         self._num_microbatches = plan["num_microbatches"]
         self._facts = StepFacts(
             index=plan["step"],
-            num_microbatches=plan["num_microbatches"] - self._position[1],
+            num_microbatches=plan["num_microbatches"],
             num_loss_tokens=plan["num_loss_tokens"],
             imbalance=plan["imbalance"],
             header=plan,

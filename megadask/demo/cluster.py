@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import dask.config
@@ -27,7 +28,9 @@ def local_cluster(num_workers: int, folder: Path) -> Iterator[LocalCluster]:
     loopback = "127.0.0.1:0"
     with dask.config.set(_QUIET):
         # Ctrl-C reaches every process in the foreground. Workers inherit the mask of the thread
-        # that starts them, and end when this process says so.
+        # that starts them, and end when this process says so. The tracker comes before them since
+        # whoever starts it is left with the signal unblocked.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             cluster = LocalCluster(
@@ -36,7 +39,7 @@ def local_cluster(num_workers: int, folder: Path) -> Iterator[LocalCluster]:
                 host="127.0.0.1",
                 dashboard_address=loopback,  # of /health and /metrics; None would take port 8787
                 scheduler_kwargs={"dashboard": False},
-                silence_logs=logging.ERROR,
+                silence_logs=logging.CRITICAL,
                 local_directory=str(folder),
             )
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import signal
@@ -151,6 +152,7 @@ class _Leash:
         self.kill: dict[str, Callable[[], None]] = {}
 
     def tighten(self) -> None:
+        logging.disable()  # what is torn down complains
         threading.Thread(target=self._wait, name="megadask-demo-leash", daemon=True).start()
 
     @contextmanager

@@ -491,7 +491,6 @@ def test_too_many_bad_records_in_a_row(client: Client, name: str) -> None:
     [
         (faulty.raise_picky, "PickyError"),
         (faulty.raise_stop_iteration, "StopIteration"),
-        (faulty.raise_system_exit, "ends the program"),
     ],
 )
 def test_errors_that_do_not_travel_are_told_all_the_same(
@@ -499,10 +498,24 @@ def test_errors_that_do_not_travel_are_told_all_the_same(
 ) -> None:
     made = pipeline({"a": records([20] * 10)}, sources={"transform": transform})
     with md.serve(made, client, name=name) as service:
-        for error in fails(service, 40.0):
+        for error in fails(service):
             assert named in told(error)
             assert "'a'" in told(error)
-    client.wait_for_workers(2, timeout=20)
+
+
+def test_a_transform_that_ends_the_program(name: str) -> None:
+    """It must not end the workers. On a cluster of its own, for the case that it does."""
+    made = pipeline({"a": records([20] * 10)}, sources={"transform": faulty.raise_system_exit})
+    with (
+        make_cluster(processes=True) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        before = set(client.scheduler_info()["workers"])
+        with md.serve(made, client, name=name) as service:
+            for error in fails(service, 45.0):
+                assert "ends the program" in told(error)
+                assert "'a'" in told(error)
+        assert set(client.scheduler_info()["workers"]) == before
 
 
 @pytest.mark.parametrize(
