@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import SampleId
 from megadask.saved import another_pipeline, differences, read_saved, to_saved
+from megadask.scheduling.assemble import ARRAY_KEYS
 from megadask.scheduling.errors import DeadlineError, ServiceError
 from megadask.scheduling.record import Watermark
 from megadask.scheduling.trainer_link import Microbatch, StepFacts, TrainerLink
@@ -74,6 +75,9 @@ def connect(
     for name, value in (("prefetch", prefetch), ("timeout", timeout)):
         if value <= 0:
             raise ConfigError(f"connect({name}=)", got=value, limit="> 0")
+    unknown = [keys] if isinstance(keys, str) else sorted(set(keys or ()) - set(ARRAY_KEYS))
+    if unknown:
+        raise ConfigError("connect(keys=)", got=unknown, limit=f"a list of some of {ARRAY_KEYS}")
     target: dict[str, Any] = {"address": str(address)}
     if Path(address).is_file():
         target = {"scheduler_file": str(address)}
@@ -103,7 +107,7 @@ def connect(
         link = TrainerLink(
             client,
             run_name(service, pipeline),
-            own_rank() if rank is None else rank,
+            own_rank() if rank is None else _integer("connect(rank=)", rank),
             timeout_s=timeout,
             prefetch=prefetch,
             keys=None if keys is None else tuple(keys),
@@ -121,8 +125,16 @@ def own_rank() -> int:
         return int(torch.distributed.get_rank())
     for name in ("RANK", "SLURM_PROCID"):
         if value := os.environ.get(name):
-            return int(value)
+            return _integer(
+                f"the environment's {name}", value if not value.isdigit() else int(value)
+            )
     return 0
+
+
+def _integer(what: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(what, got=repr(value), limit="an integer")
+    return value
 
 
 class Loader:

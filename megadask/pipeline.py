@@ -302,6 +302,8 @@ class Pipeline:
         for source in self.sources:
             if not source.reader.shards():
                 raise ConfigError(f"source {source.name!r} has nothing to read", got="no shards")
+            if source.lane_rows is not None and not sum(source.lane_rows):
+                raise ConfigError(f"source {source.name!r} has nothing to read", got="no records")
             for path in source.reader.paths():
                 other = owners.setdefault(path, source.name)
                 if other != source.name and not source.shares_files:

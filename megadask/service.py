@@ -90,6 +90,8 @@ def serve(
     several = isinstance(pipeline, Mapping)
     pipelines = dict(pipeline) if isinstance(pipeline, Mapping) else {MAIN: pipeline}
     _check_arguments(pipelines, client, name)
+    if constructors is not None and constructors < 1:
+        raise ConfigError("serve(constructors=)", got=constructors, limit="an integer >= 1")
     limits = limits or Limits()
     states = _states(resume, several)
     unknown = sorted(set(states) - set(pipelines))
@@ -284,6 +286,8 @@ def _states(resume: Mapping[str, Any] | None, several: bool) -> dict[str, Mappin
 
 
 def _check_arguments(pipelines: Mapping[str, Any], client: Any, name: str) -> None:
+    if not pipelines:
+        raise ConfigError("serve(pipeline)", got="an empty dict", limit="at least one pipeline")
     for key, one in pipelines.items():
         if not isinstance(one, Pipeline):
             raise ConfigError(

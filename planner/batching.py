@@ -64,6 +64,8 @@ class Packed:
                 limit=f"a divisor of seq_len={self.seq_len}",
                 remedy="Choose seq_len as a multiple of it.",
             )
+        if self.max_documents is not None and self.max_documents < 1:
+            raise ConfigError("Packed(max_documents=)", got=self.max_documents, limit=">= 1")
         if self.max_documents is None:
             object.__setattr__(self, "max_documents", max(16, self.seq_len // 32))
 

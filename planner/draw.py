@@ -62,8 +62,9 @@ class DrawRules:
                 raise ConfigError(f"{name}=", got=repr(value), limit=f"one of {choices}")
         for name in ("window", "patience", "epochs"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}=", got=value, limit="an integer >= 1")
+            valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not valid and not (name == "epochs" and value is None):
+                raise ConfigError(f"{name}=", got=repr(value), limit="an integer >= 1")
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,8 @@ from megadask.planner.errors import ConfigError, PlanError
 
 #: Keys of a batch that `slice_cp` cuts; all are (Q, T).
 TOKEN_KEYS = ("tokens", "labels", "loss_mask", "position_ids")
+#: All arrays of a batch.
+ARRAY_KEYS = (*TOKEN_KEYS, "cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

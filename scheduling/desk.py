@@ -60,12 +60,12 @@ class Desk:
                 remedy="See whether the scheduler is alive; after its loss, start a new cluster "
                 "and serve(resume=state).",
             ) from error
-        except AttributeError as error:
+        if call == "join" and reply is None:  # what Dask answers where nobody handles the call
             raise ServiceError(
                 "the Dask scheduler has no MegaDask service",
-                got=f"{type(error).__name__}: {error}",
+                got=str(self.client.scheduler),
                 remedy="Call md.serve(pipeline, client) first.",
-            ) from error
+            )
         if isinstance(reply, dict) and reply.get("status") == "closed":
             self.refuse(reply["reason"], reply["error"])
         return reply

@@ -145,6 +145,13 @@ def _judge(spec: SourceSpec, epoch: int, lane: int, at: LaneCursor, record: Any)
         return read(verdict=verdict, reason=f"{where}: {reason}")
     try:
         sample = _transform(spec, epoch, lane, at.position, record)
+    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+        # These would end this generator, or the worker, instead of reaching the trainers.
+        raise SourceError(
+            f"source {spec.name!r}: the transform must not raise this, at {where}",
+            got=repr(error),
+            remedy="Return None to drop a record, or raise an ordinary error.",
+        ) from error
     except Exception as error:  # a transform is the user's code and may raise anything
         if spec.on_error == "raise":
             error.add_note(f"MegaDask: source {spec.name!r}, {where}, epoch {epoch}")

@@ -20,7 +20,7 @@ from distributed.core import Status
 
 from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
-from megadask.scheduling.errors import StaleError
+from megadask.scheduling.errors import StaleError, WorkerError
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.wire import LOADER_HOST
 
@@ -78,7 +78,15 @@ class LoaderHost(WorkerPlugin):
             return
         thread = ThreadPoolExecutor(1, thread_name_prefix="megadask-loader")
         loop = asyncio.get_running_loop()
-        spec = await loop.run_in_executor(thread, pickle.loads, blob)
+        try:
+            spec = await loop.run_in_executor(thread, pickle.loads, blob)
+        except Exception as error:  # unpickling runs imports, which may raise anything
+            thread.shutdown(wait=False)
+            raise WorkerError(
+                f"a reader or transform cannot be unpickled on {self._worker.address}",
+                got=f"{type(error).__name__}: {error}",
+                remedy="Install the module that defines it where the workers run.",
+            ) from error
         self._hosted[incarnation] = _Hosted(SourceLoader(spec, limit_bytes), thread)
 
     def _release(self, incarnation: str) -> None:

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.cache import SampleCache
 from megadask.scheduling.errors import SourceError
-from megadask.scheduling.lanes import Read, Sample, read_lane, read_rows
+from megadask.scheduling.lanes import Read, Sample, lane_shards, read_lane, read_rows
 from megadask.scheduling.spec import SourceSpec
 
 #: Fields of a sample that are delivered.
@@ -174,7 +175,7 @@ class SourceLoader:
         place = (self.spec.index, epoch, lane, read.position, read.shard, read.row)
         if read.reason is not None and len(self.skip_reasons) < KEPT_REASONS:
             self.skip_reasons.append(read.reason)
-        cuts = [] if read.sample is None else self.spec.batching.cut(len(read.sample["tokens"]))
+        cuts = [] if read.sample is None else self._cut(lane, read)
         if read.sample is None or not cuts:
             verdict = Verdict.FILTERED if read.verdict is Verdict.OK else read.verdict
             yield (*place, 0, 0, verdict, 0, 0, 0, 0, 0, *(np.nan for _ in self.spec.scalars))
@@ -187,6 +188,15 @@ class SourceLoader:
             loss = _num_targets(read.sample, start, stop, length)
             counts = (stop - start, length, loss, size_bytes, checksum)
             yield (*place, start, stop, Verdict.OK, *counts, *scalars)
+
+    def _cut(self, lane: int, read: Read) -> list[tuple[int, int]]:
+        assert read.sample is not None
+        try:
+            return self.spec.batching.cut(len(read.sample["tokens"]))
+        except ConfigError as error:
+            shard = self.spec.reader.shards()[lane_shards(self.spec, lane)[read.shard]].name
+            error.add_note(f"MegaDask: source {self.spec.name!r}, shard {shard}, row {read.row}")
+            raise
 
     def _table(self, rows: list[tuple[Any, ...]]) -> Metadata:
         names = [*SPAN_COLUMNS, *self.spec.scalars]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
 
 from megadask.planner.batching import Packed
 from megadask.planner.draw import DrawRules
+from megadask.planner.errors import ConfigError
 from megadask.planner.graph import Strategy
 from megadask.planner.schedule import StepSchedule
 from megadask.planner.topology import ClientPlaceTree
@@ -92,6 +93,12 @@ class Limits:
     reply_s: float = 60.0
     recovery_s: float = 60.0
     lease_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not isinstance(value, int | float) or value <= 0:
+                raise ConfigError(f"Limits({limit.name}=)", got=repr(value), limit="> 0")
 
 
 @dataclass(frozen=True, kw_only=True)
