@@ -36,7 +36,11 @@ class MegaDaskError(Exception):
         super().__init__(message if remedy is None else f"{message}. {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.what, self.got, self.limit, self.remedy))
+        arguments = (type(self), self.what, self.got, self.limit, self.remedy)
+        notes = getattr(self, "__notes__", None)
+        return (
+            (_rebuild, arguments) if notes is None else (_rebuild, arguments, {"__notes__": notes})
+        )
 
 
 def _rebuild(

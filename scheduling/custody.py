@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megadask.scheduling.errors import ServiceError, WorkerError, pack_error
+from megadask.scheduling.errors import ServiceError, pack_error
 from megadask.scheduling.record import Owner, RunRecord
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run
@@ -115,11 +115,7 @@ class Custody:
 
     async def _new_loader(self, run: Run, source: str, worker: str) -> Owner:
         blob, limit = run.header["source_blobs"][source], run.header["loader_bytes"]
-        try:
-            return await self._roles.start_loader(blob, limit, worker)
-        except WorkerError as error:
-            error.add_note(f"MegaDask: source {source!r} of {run.name}")
-            raise
+        return await self._roles.start_loader(source, blob, limit, worker)
 
     async def _new_constructor(self, run: Run, buckets: tuple[int, ...], worker: str) -> None:
         owner = await self._roles.start_constructor(run.name, run.header["blob"], worker, buckets)

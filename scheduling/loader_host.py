@@ -20,7 +20,7 @@ from distributed.core import Status
 
 from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
-from megadask.scheduling.errors import StaleError, WorkerError
+from megadask.scheduling.errors import StaleError
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.wire import LOADER_HOST
 
@@ -70,24 +70,23 @@ class LoaderHost(WorkerPlugin):
             hosted.thread, partial(method, hosted.loader, **arguments)
         )
 
-    async def _open(self, incarnation: str, blob: bytes, limit_bytes: int) -> None:
-        if incarnation in self._hosted or self._worker.status not in (
-            Status.running,
-            Status.paused,
-        ):
-            return
+    async def _open(self, incarnation: str, blob: bytes, limit_bytes: int) -> str | None:
+        """Open a loader; return what is wrong with its source, if anything.
+
+        An exception would reach the scheduler as text alone, without its class.
+        """
+        running = self._worker.status in (Status.running, Status.paused)
+        if incarnation in self._hosted or not running:
+            return None
         thread = ThreadPoolExecutor(1, thread_name_prefix="megadask-loader")
         loop = asyncio.get_running_loop()
         try:
             spec = await loop.run_in_executor(thread, pickle.loads, blob)
         except Exception as error:  # unpickling runs imports, which may raise anything
             thread.shutdown(wait=False)
-            raise WorkerError(
-                f"a reader or transform cannot be unpickled on {self._worker.address}",
-                got=f"{type(error).__name__}: {error}",
-                remedy="Install the module that defines it where the workers run.",
-            ) from error
+            return f"{type(error).__name__}: {error}"
         self._hosted[incarnation] = _Hosted(SourceLoader(spec, limit_bytes), thread)
+        return None
 
     def _release(self, incarnation: str) -> None:
         hosted = self._hosted.pop(incarnation, None)

@@ -15,6 +15,7 @@ from typing import Any
 from distributed import Client, Scheduler, Variable
 
 from megadask.scheduling.constructor_actor import ConstructorActor
+from megadask.scheduling.errors import WorkerError
 from megadask.scheduling.planner_actor import PlannerActor
 from megadask.scheduling.record import Owner
 from megadask.scheduling.wire import LOADER_HOST, Signal, within
@@ -76,13 +77,19 @@ class Roles:
         await Variable(actor_key(owner.incarnation), client=await self.client()).set(future)
         return owner
 
-    async def start_loader(self, blob: bytes, limit_bytes: int, address: str) -> Owner:
+    async def start_loader(self, source: str, blob: bytes, limit_bytes: int, address: str) -> Owner:
         """Open a Source Loader on a worker."""
         incarnation = uuid.uuid4().hex
         call = getattr(self._scheduler.rpc(address), LOADER_HOST)(
             call="open", incarnation=incarnation, blob=blob, limit_bytes=limit_bytes
         )
-        await within(START_S, call, f"a loader on {address} to open")
+        problem = await within(START_S, call, f"a loader on {address} to open")
+        if problem is not None:
+            raise WorkerError(
+                f"source {source!r}: its reader or transform cannot be unpickled on {address}",
+                got=problem,
+                remedy="Install the module that defines it where the workers run.",
+            )
         return Owner(address, incarnation)
 
     async def loader_status(self, owner: Owner) -> dict[str, Any]:
@@ -112,8 +119,10 @@ class Roles:
         if owner.address in self._scheduler.workers:
             with contextlib.suppress(Exception):  # it may be lost at this very moment
                 await within(5.0, actor.close(), f"an actor of {run} to close")
-        Variable(actor_key(owner.incarnation), client=await self.client()).delete()
-        future.release()
+        client = await self.client()
+        Variable(actor_key(owner.incarnation), client=client).delete()
+        # Not release: handles of the actor, here and in trainers, hold futures of their own.
+        await client.cancel([future], force=True)
 
     async def stop_loader(self, owner: Owner) -> None:
         """Let a loader go; one that is lost already is gone."""

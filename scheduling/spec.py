@@ -97,8 +97,9 @@ class Limits:
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if not isinstance(value, int | float) or value <= 0:
-                raise ConfigError(f"Limits({limit.name}=)", got=repr(value), limit="> 0")
+            least = 0 if limit.name.endswith("_bytes") else 1e-3
+            if not isinstance(value, int | float) or value < least:
+                raise ConfigError(f"Limits({limit.name}=)", got=repr(value), limit=f">= {least}")
 
 
 @dataclass(frozen=True, kw_only=True)

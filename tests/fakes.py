@@ -77,11 +77,11 @@ class MemorySource:
                     rows.append((*key, 0, 0, verdict, 0, 0, 0, 0, 0))
                 length = cuts[-1][1] if cuts else 0
                 checksum = hash((self.index, lane, at.position)) & 0xFFFFFFFF
-                rows.extend(
-                    (*key, start, stop, Verdict.OK, stop - start, length)
-                    + (min(stop, length - 1) - start, 2 * record.tokens, checksum)
-                    for start, stop in cuts
-                )
+                for start, stop in cuts:
+                    counts = (stop - start, length, min(stop, length - 1) - start)
+                    rows.append(
+                        (*key, start, stop, Verdict.OK, *counts, 2 * record.tokens, checksum)
+                    )
         table = span_table(rows)
         keys = (table["start"], table["lane"], table["position"])
         return table.take(np.lexsort(keys))
@@ -92,7 +92,7 @@ class MemorySource:
 
 
 class MemoryFeed:
-    """Does for the driver what `SourceFeed` does for the Planner, from the state's lane cursors on."""
+    """Does for the driver what `SourceFeed` does for the Planner: fetches by lane cursors."""
 
     def __init__(self, source: MemorySource, state: SourceState, epochs: int | None) -> None:
         self._source = source
@@ -297,5 +297,7 @@ def readable(source: MemorySource, epochs: int) -> list[SpanKey]:
 def without(plan: Plan, rows: NDArray[np.int64]) -> Plan:
     """Return a plan that has lost some rows."""
     kept = np.setdiff1d(np.arange(plan.table.num_rows), rows)
-    columns = {f"{n}_N": getattr(plan, f"{n}_N")[kept] for n in ("bucket", "microbatch", "pack", "offset")}
+    columns = {
+        f"{n}_N": getattr(plan, f"{n}_N")[kept] for n in ("bucket", "microbatch", "pack", "offset")
+    }
     return replace(plan, table=plan.table.take(kept), **columns)

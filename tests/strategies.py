@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from megadask.planner.batching import Packed
 from megadask.planner.draw import DrawRules
 from megadask.planner.ids import Verdict
-from megadask.planner.metadata import Metadata, Ragged
+from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
 from tests.fakes import Driver, MemorySource, Record
 
 #: Examples of a law; time says nothing about the code, as machines differ.
 laws = settings(max_examples=30, deadline=None)
 few_laws = settings(max_examples=15, deadline=None)
+
+ChunkSizes = Callable[[], int]
 
 weights = st.floats(0.001, 1.0)
 #: Numbers of records to fetch, asked for one after the other.
@@ -90,10 +92,8 @@ def worlds(draw: st.DrawFn, max_sources: int = 4, **fixed: Any) -> World:
 
 
 @st.composite
-def span_tables(draw: st.DrawFn, max_rows: int = 6) -> Metadata:
+def span_tables(draw: st.DrawFn, num_sources: int = 2, max_rows: int = 6) -> Metadata:
     """Span tables with a scalar and a modality, of values that need not fit each other."""
-    from megadask.planner.metadata import SPAN_COLUMNS
-
     num_rows = draw(st.integers(0, max_rows))
     most = {"uint8": 3, "int32": 2**31 - 1, "int64": 2**62, "uint32": 2**32 - 1}
     columns: dict[str, Any] = {
@@ -102,18 +102,12 @@ def span_tables(draw: st.DrawFn, max_rows: int = 6) -> Metadata:
         )
         for name, dtype in SPAN_COLUMNS.items()
     }
-    scalars = st.lists(
-        st.floats(allow_nan=False, width=32), min_size=num_rows, max_size=num_rows
-    )
+    columns["source"] %= num_sources
+    scalars = st.lists(st.floats(allow_nan=False, width=32), min_size=num_rows, max_size=num_rows)
     columns["quality"] = np.array(draw(scalars), np.float64)
     items = draw(
-        st.lists(
-            st.lists(st.integers(0, 9), max_size=3), min_size=num_rows, max_size=num_rows
-        )
+        st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=num_rows, max_size=num_rows)
     )
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in items])]).astype(np.int64)
     lengths = np.array(list(itertools.chain(*items)), np.int64)
     return Metadata(columns, {"image": Ragged(lengths, offsets)})
-
-
-ChunkSizes = Callable[[], int]

@@ -233,7 +233,9 @@ def test_a_span_that_was_passed_over_meets_its_bound_though_its_source_lost_its_
     driver = passed_over()
     driver.state = driver.state.with_event(MixtureEvent(step=1, weights={"b": 1.0}))
     steps = [spans(drawn.table) for drawn in driver.draws(6)]
-    assert [any(span[0] == 0 for span in step) for step in steps] == [False, False, True] + [False] * 3
+    assert [any(span[0] == 0 for span in step) for step in steps] == [False, False, True] + [
+        False
+    ] * 3
     assert steps[2] == [(0, 0, 0, 1, 0, 3)]
     assert driver.state.sources["a"].cursor == (0, 2, 1, 0)
     assert not driver.state.sources["a"].outstanding.num_rows
@@ -265,7 +267,10 @@ def test_stop_first_ends_with_the_first_source(world: World, chunk: ChunkSizes) 
     for own in driver.state.sources.values():
         assert not own.outstanding.num_rows  # holes are filled before the end
     # It ends at once: only what had been passed over comes behind the last span of that source.
-    last = max(max(k for k, d in enumerate(draws) if (d.table["source"] == s.index).any()) for s in complete)
+    last = max(
+        max(k for k, d in enumerate(draws) if (d.table["source"] == s.index).any())
+        for s in complete
+    )
     for drawn in draws[last + 1 :]:
         before = draws[drawn.step - 1].state
         held = [span for own in before.sources.values() for span in spans(own.outstanding)]
@@ -274,9 +279,7 @@ def test_stop_first_ends_with_the_first_source(world: World, chunk: ChunkSizes) 
 
 @laws
 @given(worlds(stop="repeat"), chunks)
-def test_stop_repeat_ends_when_every_source_has_been_read(
-    world: World, chunk: ChunkSizes
-) -> None:
+def test_stop_repeat_ends_when_every_source_has_been_read(world: World, chunk: ChunkSizes) -> None:
     driver = world.driver(chunk=chunk)
     seen = Counter(drawn_spans(list(driver.draws(MANY))))
     epochs = world.rules.epochs or 0
@@ -382,7 +385,9 @@ def test_sources_that_ended_leave_their_share_to_the_others() -> None:
         MemorySource("b", 1, [ok(*[1] * 30)], batching),
         MemorySource("c", 2, [ok(*[1] * 30)], batching),
     ]
-    driver = Driver(sources, DrawRules(batching=batching, epochs=1), {"large": 0.98, "b": 0.01, "c": 0.01})
+    driver = Driver(
+        sources, DrawRules(batching=batching, epochs=1), {"large": 0.98, "b": 0.01, "c": 0.01}
+    )
     order = [spans(drawn.table)[0][0] for drawn in driver.draws()]
     last = max(place for place, source in enumerate(order) if source == 0)
     tail = order[last + 1 :]
@@ -397,7 +402,10 @@ def test_lanes_are_interleaved_and_ended_lanes_leave_the_rotation() -> None:
     batching = Packed(seq_len=1, global_batch=1, max_documents=1)
     source = MemorySource("a", 0, [ok(1, 1, 1), [], ok(1)], batching)
     driver = Driver([source], DrawRules(batching=batching, epochs=2), chunk=lambda: 1)
-    places = [(epoch, lane, position) for _, epoch, lane, position, *_ in drawn_spans(list(driver.draws()))]
+    places = [
+        (epoch, lane, position)
+        for _, epoch, lane, position, *_ in drawn_spans(list(driver.draws()))
+    ]
     one = [(0, 0), (2, 0), (0, 1), (0, 2)]
     assert places == [(epoch, lane, position) for epoch in (0, 1) for lane, position in one]
 
@@ -429,5 +437,5 @@ def test_rules_are_checked(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mix_by", "stop"])
 def test_words_are_checked(name: str) -> None:
-    with pytest.raises(ConfigError, match="'bytes'.*one of"):
+    with pytest.raises(ConfigError, match=r"'bytes'.*one of"):
         DrawRules(batching=Packed(seq_len=4, global_batch=1), **{name: "bytes"})

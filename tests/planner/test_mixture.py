@@ -114,8 +114,7 @@ def test_the_end_of_a_large_source_leaves_the_small_ones_in_turn() -> None:
     """A deficit keeps its unit: half a sample of 98 % is not 25 samples of what is left."""
     share_S = quantise([0.98, 0.01, 0.01])
     deficit_S = np.zeros(3, np.int64)
-    for _source, deficit_S in turns(deficit_S, share_S, 60):  # noqa: B007
-        pass
+    *_, (_, deficit_S) = turns(deficit_S, share_S, 60)
     deficit_S, share_S = settle(deficit_S, np.where([False, True, True], share_S, 0))
     sources = [source for source, _ in turns(deficit_S, share_S, 40)]
     longest = max(len(list(run)) for run in np.split(sources, np.flatnonzero(np.diff(sources)) + 1))
@@ -130,8 +129,9 @@ def test_small_sources_get_their_turn_under_weights_that_change_every_step() -> 
     for step in range(200):
         share_S = quantise([0.999 + step * 1e-6, 0.001])
         deficit_S, share_S = settle(deficit_S, share_S)
-        for source, deficit_S in turns(deficit_S, share_S, 64):  # noqa: B007
+        for source, left_S in turns(deficit_S, share_S, 64):
             received += source
+            deficit_S = left_S
         expected += 64 * float(share_S[1]) / TOTAL_SHARE
         assert abs(expected - received) < 1.01
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import get_args
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from megadask.planner.balance import Method
 from megadask.planner.batching import Packed
 from megadask.planner.costs import Transformer
-from megadask.planner.draw import DrawRules
+from megadask.planner.draw import Draw, DrawRules
 from megadask.planner.graph import Strategy
 from megadask.planner.place import place_rest
 from megadask.planner.plan import Plan
@@ -45,7 +46,7 @@ def assert_fits(plan: Plan, batching: Packed) -> None:
     for pieces in packs.values():
         pieces.sort()
         assert pieces[0][0] == 0
-        assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in pairwise(pieces))
         assert pieces[-1][1] <= batching.seq_len
         assert len(pieces) <= batching.documents_limit
 
@@ -111,40 +112,51 @@ def test_a_placement_is_a_function_of_the_draw(
     assert driver.place(drawn).to_arrow() == driver.place(drawn).to_arrow()
 
 
-def interrupted(
-    data: st.DataObject, world: World, num_buckets: int, strategy: Strategy
-) -> tuple[Driver, Plan, int]:
-    """Return a driver, its first plan, and the microbatch at which that was interrupted."""
-    batching = replace(world.rules.batching, global_batch=data.draw(st.integers(2, 8)))
+@dataclass(frozen=True)
+class Interrupted:
+    """A step that was drawn and placed, and then left at one of its microbatches."""
+
+    driver: Driver
+    drawn: Draw
+    plan: Plan
+
+    @classmethod
+    def of(cls, driver: Driver) -> Interrupted:
+        drawn = driver.draw()
+        return cls(driver, drawn, driver.place(drawn))
+
+    def rest(self, plan: Plan, microbatch: int, num_buckets: int, strategy: Strategy) -> Plan:
+        """Place what ``plan`` leaves at a microbatch."""
+        return place_rest(
+            self.drawn,
+            strategy,
+            self.driver.rules.batching,
+            num_buckets,
+            self.driver.mixture,
+            consumed_N=plan.microbatch_N < microbatch,
+            first_microbatch=microbatch,
+            assignment_digest=plan.assignment_digest,
+        )
+
+
+def many_packs(world: World, num_packs: int) -> World:
+    batching = replace(world.rules.batching, global_batch=num_packs)
     sources = [replace(source, batching=batching) for source in world.sources]
-    rules = replace(world.rules, batching=batching)
-    driver = Driver(sources, rules, world.weights, num_buckets=num_buckets, strategy=strategy)
-    drawn = driver.draw()
-    driver.drawn = drawn  # type: ignore[attr-defined]
-    plan = driver.place(drawn)
-    return driver, plan, data.draw(st.integers(0, plan.num_microbatches))
+    return replace(world, sources=sources, rules=replace(world.rules, batching=batching))
 
 
-def rest_of(driver: Driver, plan: Plan, microbatch: int, num_buckets: int, strategy: Strategy) -> Plan:
-    return place_rest(
-        driver.drawn,  # type: ignore[attr-defined]
-        strategy,
-        driver.rules.batching,
-        num_buckets,
-        driver.mixture,
-        consumed_N=plan.microbatch_N < microbatch,
-        first_microbatch=microbatch,
-        assignment_digest=plan.assignment_digest,
-    )
+many_pack_worlds = st.builds(many_packs, worlds(), st.integers(2, 8))
 
 
 @laws
-@given(worlds(), buckets, strategies, st.data())
+@given(many_pack_worlds, buckets, strategies, st.data())
 def test_the_rest_of_a_step_stays_where_it_was(
     world: World, num_buckets: int, strategy: Strategy, data: st.DataObject
 ) -> None:
-    driver, plan, microbatch = interrupted(data, world, num_buckets, strategy)
-    rest = rest_of(driver, plan, microbatch, num_buckets, strategy)
+    step = Interrupted.of(world.driver(num_buckets=num_buckets, strategy=strategy))
+    plan = step.plan
+    microbatch = data.draw(st.integers(0, plan.num_microbatches))
+    rest = step.rest(plan, microbatch, num_buckets, strategy)
     left = plan.microbatch_N >= microbatch
     for name in ("bucket_N", "microbatch_N", "pack_N", "offset_N"):
         np.testing.assert_array_equal(
@@ -153,16 +165,16 @@ def test_the_rest_of_a_step_stays_where_it_was(
     assert rest.assignment_digest == plan.assignment_digest
     assert rest.first_microbatch == microbatch
     assert rest.num_microbatches == plan.num_microbatches
-    assert_loads(rest, strategy, driver.rules.batching)
+    assert_loads(rest, strategy, world.rules.batching)
     # Interrupted again, it still stays: the concatenation is the uninterrupted step.
     later = data.draw(st.integers(microbatch, plan.num_microbatches))
-    again = rest_of(driver, rest, later, num_buckets, strategy)
-    direct = rest_of(driver, plan, later, num_buckets, strategy)
+    again = step.rest(rest, later, num_buckets, strategy)
+    direct = step.rest(plan, later, num_buckets, strategy)
     assert again.to_arrow() == direct.to_arrow()
 
 
 @laws
-@given(worlds(), buckets, buckets, strategies, strategies, st.data())
+@given(many_pack_worlds, buckets, buckets, strategies, strategies, st.data())
 def test_elsewhere_the_rest_of_a_step_is_delivered_exactly(
     world: World,
     before: int,
@@ -171,29 +183,30 @@ def test_elsewhere_the_rest_of_a_step_is_delivered_exactly(
     different: Strategy,
     data: st.DataObject,
 ) -> None:
-    driver, plan, microbatch = interrupted(data, world, before, strategy)
-    rest = rest_of(driver, plan, microbatch, now, different)
+    step = Interrupted.of(world.driver(num_buckets=before, strategy=strategy))
+    plan = step.plan
+    microbatch = data.draw(st.integers(0, plan.num_microbatches))
+    rest = step.rest(plan, microbatch, now, different)
     left = plan.microbatch_N >= microbatch
     assert ((rest.bucket_N >= 0) == left).all()
-    assert_fits(rest, driver.rules.batching)
-    assert_loads(rest, different, driver.rules.batching)
+    assert_fits(rest, world.rules.batching)
+    assert_loads(rest, different, world.rules.batching)
     assert (rest.draw_digest, rest.state) == (plan.draw_digest, plan.state)
     assert rest.num_loss_tokens == plan.num_loss_tokens
     assert rest.num_buckets == now
     assert not rest.end
     # And once more, from the middle of the rest.
     later = data.draw(st.integers(microbatch, rest.num_microbatches))
-    last = rest_of(driver, rest, later, before, strategy)
+    last = step.rest(rest, later, before, strategy)
     assert ((last.bucket_N >= 0) == (rest.microbatch_N >= later)).all()
-    assert_fits(last, driver.rules.batching)
+    assert_fits(last, world.rules.batching)
 
 
 def test_a_step_that_is_done_leaves_no_microbatch() -> None:
     batching = Packed(seq_len=4, global_batch=2)
-    driver = Driver([MemorySource("a", 0, [ok(4, 4, 4)], batching)], DrawRules(batching=batching))
-    driver.drawn = driver.draw()  # type: ignore[attr-defined]
-    plan = driver.place(driver.drawn)  # type: ignore[attr-defined]
-    rest = rest_of(driver, plan, 2, 2, Strategy())
+    source = MemorySource("a", 0, [ok(4, 4, 4)], batching)
+    step = Interrupted.of(Driver([source], DrawRules(batching=batching)))
+    rest = step.rest(step.plan, 2, 2, Strategy())
     assert rest.num_microbatches == rest.first_microbatch == 2
     assert (rest.bucket_N == -1).all()
     assert not rest.end
