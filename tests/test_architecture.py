@@ -16,13 +16,15 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 400
 
 #: What would give the planner a clock, hidden randomness, IO or concurrency.
-PLANNER_MAY_NOT = set(
-    """
-    asyncio concurrent ctypes datetime glob http io mmap multiprocessing os pathlib pickle queue
-    random sched secrets select selectors shelve shutil signal socket sqlite3 ssl subprocess
-    tempfile threading time urllib uuid pyarrow.csv pyarrow.dataset pyarrow.fs pyarrow.parquet
-    """.split()
-)
+# fmt: off
+PLANNER_MAY_NOT = {
+    "asyncio", "concurrent", "ctypes", "datetime", "glob", "http", "io", "mmap",
+    "multiprocessing", "os", "pathlib", "pickle", "queue", "random", "sched", "secrets", "select",
+    "selectors", "shelve", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess",
+    "tempfile", "threading", "time", "urllib", "uuid", "pyarrow.csv", "pyarrow.dataset",
+    "pyarrow.fs", "pyarrow.parquet",
+}
+# fmt: on
 #: Where the environment of the job is read: the one effect that the planner has.
 PLANNER_READS_ENVIRONMENT = "planner/topology.py"
 PLANNER_MAY = {"megadask.planner", "numpy", "pyarrow", "scipy", *sys.stdlib_module_names}

@@ -157,9 +157,7 @@ def test_random_transforms_draw_by_seed_and_sample(local_client: Client, name: s
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_files_give_what_memory_gives(
-    client: Client, name: str, tmp_path: Path, kind: str
-) -> None:
+def test_files_give_what_memory_gives(client: Client, name: str, tmp_path: Path, kind: str) -> None:
     """Sources on files: as many loaders as lanes, or one, see the same."""
     runs = []
     for loaders in (1, 3):

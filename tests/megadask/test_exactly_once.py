@@ -310,9 +310,7 @@ def test_scenario_7_caps(client: Client, name: str) -> None:
     assert sorted(ids(ranks)) == list(range(16))
 
 
-def test_a_rank_that_runs_ahead_gets_the_same_as_one_that_waits(
-    client: Client, name: str
-) -> None:
+def test_a_rank_that_runs_ahead_gets_the_same_as_one_that_waits(client: Client, name: str) -> None:
     """Rank 1 drains what the declared skew allows, then rank 0 begins: nobody misses anything."""
     with md.serve(pipeline(DATA), client, name=name) as service:
         late = start(service, drain, ranks=[1])
@@ -325,7 +323,7 @@ def test_a_rank_that_runs_ahead_gets_the_same_as_one_that_waits(
 
 
 def test_spans_of_a_step_come_by_the_mixture(client: Client, name: str) -> None:
-    """With weights 3 : 1 of even documents, each whole step has three of one to one of the other."""
+    """With weights 3 : 1 of even documents, whole steps have three of one to one of the other."""
 
     def three_to_one(graph: md.DGraph) -> None:
         graph.mix({"a": 3.0, "b": 1.0})

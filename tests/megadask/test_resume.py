@@ -462,7 +462,11 @@ def test_what_is_no_state(client: Client, name: str, state: Any) -> None:
 
 @pytest.mark.parametrize("place", ["last", "first"])
 def test_a_source_may_be_added(
-    client: Client, name: str, saved: Mapping[str, State], whole: Sequence[Sequence[Seen]], place: str
+    client: Client,
+    name: str,
+    saved: Mapping[str, State],
+    whole: Sequence[Sequence[Seen]],
+    place: str,
 ) -> None:
     added = records([20] * 12, first=500)
     data = {**DATA, "new": added} if place == "last" else {"new": added, **DATA}
@@ -534,9 +538,7 @@ def test_acknowledged_steps_without_a_state_are_an_error(
     with pytest.raises(md.errors.MegaDaskError, match="resume") as caught:
         md.serve(make(), client, name=name, checkpoint=checkpoint)
     assert checkpoint in str(caught.value)
-    with md.serve(
-        make(), client, name=name, checkpoint=checkpoint, resume=parts[0][1]
-    ) as service:
+    with md.serve(make(), client, name=name, checkpoint=checkpoint, resume=parts[0][1]) as service:
         rest = run(service, drain)
     both = [*(seen for seen, _ in parts), *rest]
     assert tokens_delivered(both) == every_token(ROWS, times=2)
@@ -586,5 +588,3 @@ def test_several_pipelines_resume_by_name(
         assert run(service, drain) == split(whole, number_of("step_end", whole))[1]
         validated = run(service, drain, pipeline="val")
     assert tokens_delivered(validated) == every_token(records([9] * 8))
-
-

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,7 @@ def whole(client: Client) -> list[list[Seen]]:
 # Batches ----------------------------------------------------------------------------------------
 
 
-def test_a_batch_has_the_keys_types_and_shapes_that_are_promised(
-    client: Client, name: str
-) -> None:
+def test_a_batch_has_the_keys_types_and_shapes_that_are_promised(client: Client, name: str) -> None:
     made = pipeline(DATA, micro_batch=2, packed={"max_documents": 20})
     with md.serve(made, client, name=name) as service:
         (batch, *_), _ = run(service, lambda loader: list(loader))
@@ -305,7 +303,7 @@ def _join(slices: Sequence[Mapping[str, Any]], padded: torch.Tensor, cp: int) ->
     for key in ("tokens", "labels", "loss_mask", "position_ids"):
         row = torch.zeros_like(slices[0][key].repeat(1, cp)[0])
         taken = [0] * cp
-        for first, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for first, stop in pairwise(bounds):
             chunk = (stop - first) // (2 * cp)
             for rank in range(cp):
                 for number in (rank, 2 * cp - 1 - rank):
@@ -491,8 +489,7 @@ def test_validation_begins_anew_with_each_pass(
         )
         # Training was not disturbed.
         trained = [
-            [*before, *after]
-            for before, after in zip(trained, run(service, drain), strict=True)
+            [*before, *after] for before, after in zip(trained, run(service, drain), strict=True)
         ]
         assert trained == whole
         assert service.audit()["ok"]

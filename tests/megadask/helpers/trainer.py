@@ -1,4 +1,4 @@
-"""A trainer in a process of its own: ``python -m tests.megadask.helpers.trainer ADDRESS NAME RANK``.
+"""A trainer in a process: ``python -m tests.megadask.helpers.trainer ADDRESS NAME RANK``.
 
 Prints one line for every batch, and the name of the error that ended it, if any. With a fourth
 argument it waits for a line on stdin before every batch but the first.
