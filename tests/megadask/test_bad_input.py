@@ -49,8 +49,9 @@ def mixed(weights: Any) -> md.Pipeline:
     return one_rank(strategy=strategy)
 
 
-def with_lock(record: Any, lock: Any = threading.Lock()) -> Any:  # noqa: B008
-    return unfold(record)
+def closing_over(value: Any) -> Any:
+    """Return a transform that carries a value along."""
+    return lambda record: (value, unfold(record))[1]
 
 
 DECLARATIONS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -99,7 +100,7 @@ DECLARATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "endless restart": (lambda: one_rank(epochs=None, restart=True), "finite"),
     "topology": (lambda: md.ClientPlaceTree(dp=0), "dp"),
     "transform does not pickle": (
-        lambda: pipeline(DATA, sources={"transform": with_lock}) and _pickles(with_lock),
+        lambda: pipeline(DATA, sources={"transform": closing_over(threading.Lock())}),
         "source 'a'",
     ),
     "limits: lead_steps": (lambda: md.Limits(lead_steps=-1), "lead_steps"),
@@ -107,12 +108,6 @@ DECLARATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "limits: seconds": (lambda: md.Limits(reply_s=0.0), "reply_s"),
     "empty list": (lambda: pipeline({"a": []}), "'a'"),
 }
-
-
-def _pickles(transform: Any) -> None:
-    """Give the transform a form that cloudpickle must take by value."""
-    lock = threading.Lock()
-    pipeline(DATA, sources={"transform": lambda record: (lock, unfold(record))[1]})
 
 
 @pytest.mark.parametrize("case", DECLARATIONS)

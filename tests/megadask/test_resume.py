@@ -20,7 +20,6 @@ from tests.megadask.helpers.data import (
     corpus,
     pipeline,
     records,
-    source,
     unfold,
     unfold_masked,
     write_jsonl,
@@ -243,7 +242,7 @@ def test_load_on_a_running_service(
     with md.serve(make(), client, name=name) as service:
         results = run(service, body)
         audit = service.audit()
-    first, rest = split(whole, number_of(point, whole))
+    _, rest = split(whole, number_of(point, whole))
     assert [after for _, after in results] == rest
     assert [begun for begun, _ in results] == split(whole, 11)[0]
     assert audit["ok"]
@@ -505,25 +504,55 @@ def test_shards_may_be_added_behind(client: Client, name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_state_keeps_the_mixture_that_was_set(client: Client, name: str, when: str) -> None:
+def test_a_resumed_run_has_the_mixture_that_was_set(
+    client: Client, name: str, tmp_path: Path, when: str
+) -> None:
     """Saved behind the change, or between its answer and its step: the resumed run has it too."""
-    data = {"a": records([32] * 120), "b": records([32] * 120, first=200)}
-    made = pipeline(data, seq_len=32, global_batch=8, epochs=1)
-    limits = md.Limits(lead_steps=1)
-    with md.serve(made, client, name=name, limits=limits) as service:
+    made = mixed()
+    options: dict[str, Any] = {"limits": md.Limits(lead_steps=1)}
+    if when == "before":  # then the state has not seen it, but the journal has
+        options["checkpoint"] = str(tmp_path / "run")
+    with md.serve(made, client, name=name, **options) as service:
         first = run(service, lambda loader: take_steps(loader, 1))
-        step = service.set_mixture({"a": 1.0, "b": 3.0}, at_step=8)
-        assert step == 8
+        assert service.set_mixture({"a": 1.0, "b": 3.0}, at_step=8) == 8
         steps = {"before": 2, "after": 10}[when]
         parts = run(service, lambda loader: (take_steps(loader, steps), loader.state_dict()))
         rest = run(service, drain)
-    with md.serve(made, client, name=name, resume=parts[0][1]) as service:
+    with md.serve(made, client, name=name, resume=parts[0][1], **options) as service:
         resumed = run(service, drain)
+        assert service.audit()["ok"]
     assert spans_by_step(resumed) == spans_by_step(rest)
     joined = [[*f, *p, *r] for f, (p, _), r in zip(first, parts, rest, strict=True)]
-    by_step = spans_by_step(joined)
-    shares = [sum(span[0] == "b" for span in by_step[number]) for number in (6, 9)]
-    assert shares == [4, 6]
+    assert [share_of_b(joined, step) for step in (6, 7, 8, 9)] == [4, 4, 6, 6]
+
+
+def test_going_back_keeps_the_mixture_that_was_set(client: Client, name: str) -> None:
+    with md.serve(mixed(), client, name=name, limits=md.Limits(lead_steps=1)) as service:
+
+        def begin(loader: md.Loader) -> Any:
+            take_steps(loader, 1)
+            return loader.state_dict()
+
+        states = run(service, begin)
+        assert service.set_mixture({"a": 1.0, "b": 3.0}, at_step=6) == 6
+
+        def twice(loader: md.Loader) -> Any:
+            once = take_steps(loader, 8)
+            loader.load_state_dict(states[0])
+            return once, take_steps(loader, 8)
+
+        results = run(service, twice)
+    assert [again for _, again in results] == [once for once, _ in results]
+    assert [share_of_b([once for once, _ in results], step) for step in (5, 6)] == [4, 6]
+
+
+def mixed() -> md.Pipeline:
+    data = {"a": records([32] * 120), "b": records([32] * 120, first=200)}
+    return pipeline(data, seq_len=32, global_batch=8)
+
+
+def share_of_b(ranks: Sequence[Sequence[Seen]], step: int) -> int:
+    return sum(span[0] == "b" for span in spans_by_step(ranks)[step])
 
 
 # The journal ------------------------------------------------------------------------------------
