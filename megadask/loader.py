@@ -18,9 +18,10 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.ids import SampleId
 from megadask.saved import another_pipeline, differences, read_saved, to_saved
 from megadask.scheduling.assemble import ARRAY_KEYS
+from megadask.scheduling.delivery import Microbatch, StepFacts
 from megadask.scheduling.errors import DeadlineError, ServiceError
 from megadask.scheduling.record import Watermark
-from megadask.scheduling.trainer_link import Microbatch, StepFacts, TrainerLink
+from megadask.scheduling.trainer_link import TrainerLink
 from megadask.service import run_name
 
 #: A microbatch as tensors and facts; see docs/batches.md.

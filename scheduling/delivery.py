@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,30 @@ from megadask.planner.plan import Plan
 from megadask.scheduling.point import verdicts_of
 
 Reply = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Microbatch:
+    """One microbatch as it arrived."""
+
+    step: int
+    microbatch: int
+    is_last: bool
+    num_loss_tokens: int
+    num_loss_tokens_step: int
+    ids: NDArray[np.int64]
+    arrays: dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class StepFacts:
+    """What is known of a step before its first microbatch is used; counts all microbatches."""
+
+    index: int
+    num_microbatches: int
+    num_loss_tokens: int
+    imbalance: float
+    header: dict[str, Any]
 
 
 def reply(status: str, payload: Mapping[str, NDArray[Any]] | None = None, **header: Any) -> Reply:

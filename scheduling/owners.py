@@ -10,10 +10,12 @@ from typing import Any
 from distributed import Worker
 from distributed.comm.core import CommClosedError
 
-from megadask.scheduling.errors import DeadlineError, StaleError
+from megadask.scheduling.errors import DeadlineError, ServiceError, StaleError
 from megadask.scheduling.spec import Limits
 from megadask.scheduling.wire import LOADER_HOST, SUPERVISOR, within
 
+#: How often a call that takes long is checked for its loader having been replaced.
+WATCH_S = 2.0
 #: What a call to a lost or replaced partner fails with.
 LOST = (OSError, CommClosedError, StaleError)
 
@@ -69,12 +71,14 @@ class Partners:
         deadline = loop.time() + self._limits.recovery_s
         while True:
             owner = await self.owner_of(source, lane)
+            asked = asyncio.create_task(self._call(owner, source, lane, call, arguments))
+            watched = asyncio.create_task(self._watch(owner, source, lane, asked))
             try:
-                asked = getattr(self._worker.rpc(owner.address), LOADER_HOST)(
-                    call=call, incarnation=owner.incarnation, **arguments
-                )
-                what = f"source {source!r} to {call} (loader on {owner.address})"
-                return await within(self._limits.reply_s, asked, what)
+                return await asked
+            except asyncio.CancelledError:
+                if not watched.done():  # it was not the watch that cancelled it
+                    asked.cancel()
+                    raise
             except DeadlineError:
                 raise
             except LOST as error:
@@ -86,6 +90,29 @@ class Partners:
                         remedy="See whether the cluster has workers left.",
                     ) from error
                 await self.refresh()
+            finally:
+                watched.cancel()
+
+    async def _call(
+        self, owner: LoaderAddress, source: str, lane: int, call: str, arguments: dict[str, Any]
+    ) -> Any:
+        asked = getattr(self._worker.rpc(owner.address), LOADER_HOST)(
+            call=call, incarnation=owner.incarnation, **arguments
+        )
+        what = f"source {source!r}, lane {lane}, to {call} (loader on {owner.address})"
+        return await within(self._limits.reply_s, asked, what)
+
+    async def _watch(
+        self, owner: LoaderAddress, source: str, lane: int, asked: asyncio.Task[Any]
+    ) -> None:
+        """Cancel a call whose loader was replaced: connecting to a dead worker takes long."""
+        try:
+            while await self.owner_of(source, lane) == owner:
+                await asyncio.sleep(WATCH_S)
+                await self.refresh()
+        except (ServiceError, DeadlineError, OSError):
+            return  # then the call itself will fail, or is the last that is answered
+        asked.cancel()
 
 
 def by_owner(owners: list[LoaderAddress], lanes: Mapping[int, Any]) -> list[dict[int, Any]]:

@@ -135,8 +135,11 @@ class RunRecord:
     @property
     def ended(self) -> bool:
         """Whether the end of the data is committed."""
-        last = self.plans.get(self.next_step - 1)
-        return last is not None and last.plan.end
+        return self._is_end(self.next_step - 1)
+
+    def _is_end(self, step: int) -> bool:
+        committed = self.plans.get(step)
+        return committed is not None and committed.plan.end
 
     def check_planner(self, incarnation: str) -> None:
         """Raise StaleError for a planner of another life."""
@@ -272,11 +275,12 @@ class RunRecord:
                 self.watermarks[rank] = mark
                 self.agreement.moved(rank)
         self._audit_delivered()
-        low = self.low[0]
-        for step in [step for step in self.plans if step < low and not self.plans[step].plan.end]:
-            del self.plans[step]
-        for step in [step for step in self._state_before if step < low]:
-            del self._state_before[step]
+        # Where a rank stands can always be told, also of one that is done with its pass.
+        held = {step for step, _ in self.watermarks.values()}
+        for step in [step for step in self._state_before if step < self.low[0]]:
+            if step not in held and not self._is_end(step):
+                self.plans.pop(step, None)
+                del self._state_before[step]
 
     @property
     def planner_point(self) -> Point:

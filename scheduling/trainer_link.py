@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from distributed import Client
 from numpy.typing import NDArray
 
 from megadask.planner.errors import MegaDaskError
-from megadask.scheduling.delivery import read_reply
+from megadask.scheduling.delivery import Microbatch, StepFacts, read_reply
 from megadask.scheduling.desk import GRACE_S, Desk
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
 from megadask.scheduling.point import Point
@@ -25,34 +24,12 @@ from megadask.scheduling.record import Watermark
 
 #: How long a constructor or the supervisor holds one call before it says that it still waits.
 HOLD_S = 10.0
+#: How long to wait for an answer before asking whether the constructor is still the same.
+LISTEN_S = 2.0
 #: Longest wait for an acknowledgement that nothing depends on but freed memory and the audit.
 ACKNOWLEDGE_S = 8.0
 #: How long to wait for a lost constructor to be replaced before trying the old one again.
 REPLACE_S = 2.0
-
-
-@dataclass(frozen=True, eq=False)
-class Microbatch:
-    """One microbatch as it arrived."""
-
-    step: int
-    microbatch: int
-    is_last: bool
-    num_loss_tokens: int
-    num_loss_tokens_step: int
-    ids: NDArray[np.int64]
-    arrays: dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class StepFacts:
-    """What is known of a step before its first microbatch is used; counts all microbatches."""
-
-    index: int
-    num_microbatches: int
-    num_loss_tokens: int
-    imbalance: float
-    header: dict[str, Any]
 
 
 class TrainerLink:
@@ -280,9 +257,19 @@ class TrainerLink:
         held = self._inflight[self._position]
         if isinstance(held, tuple):
             return held
-        answer = read_reply(held.result(timeout=min(left_s, HOLD_S + GRACE_S)))
-        self._inflight[self._position] = answer
-        return answer
+        deadline = time.monotonic() + min(left_s, HOLD_S + GRACE_S)
+        while True:
+            try:
+                answer = read_reply(held.result(timeout=LISTEN_S))
+            except TimeoutError:
+                # The call to an actor that was lost may never end; its successor is known sooner.
+                before = self._key
+                self._look()
+                if self._key != before or time.monotonic() > deadline:
+                    raise
+            else:
+                self._inflight[self._position] = answer
+                return answer
 
     def _find_constructor(self, wait_s: float) -> None:
         """Learn who serves this rank in the place of a constructor that does not answer."""
