@@ -53,8 +53,6 @@ class SourceFeed:
         self._epoch = state.cursor[0]
         self._cursors = dict(enumerate(state.lanes))
         self._live = set(self._cursors)
-        # Position up to which every live lane has been fetched.
-        self._frontier = state.cursor[1]
         # What came of an epoch is judged only where it was seen from its beginning.
         self._readable = state.cursor[1:] != (0, 0, 0)
         self.last_draw = 0
@@ -78,11 +76,12 @@ class SourceFeed:
         return int((self.rows.table["verdict"] == Verdict.OK).sum())
 
     async def fetch(self, num_spans: int) -> None:
-        """Fetch about so many more spans, at least one more record of each lane."""
+        """Fetch about so many more spans, at least one more record of the lanes furthest back."""
         if self.complete:
             return
         per_lane = max(1, min(MOST_PER_CALL, num_spans // max(1, len(self._live))))
-        until = self._frontier + per_lane
+        # Lanes of a saved state need not stand at the same position.
+        until = min(self._cursors[lane].position for lane in self._live) + per_lane
         tables: list[Metadata] = []
         while behind := self._behind(until):
             parts = by_owner(await self._partners.loaders(self.name), behind)
@@ -90,7 +89,6 @@ class SourceFeed:
                 asked = [group.create_task(self._ask(part, until)) for part in parts]
             tables.extend(task.result() for task in asked)
         self._fetched.append(_canonical(concat(tables)))
-        self._frontier = until
         if not self._live:
             self._next_epoch()
 
@@ -143,7 +141,6 @@ class SourceFeed:
             )
         self._epoch += 1
         self._readable = False
-        self._frontier = 0
         self._cursors = {lane: LaneCursor() for lane in self._cursors}
         self._live = set(self._cursors)
 

@@ -290,10 +290,13 @@ class RunRecord:
         return Point(step=self.next_step, state=self._state_before[self.next_step])
 
     def point_at(self, mark: Watermark) -> Point:
-        """Return the resumable point of a watermark that is not yet freed."""
+        """Return the resumable point of a watermark.
+
+        That of a rank which is done with its pass may be freed; then it can only begin anew.
+        """
         step, microbatch = mark
-        state = self._state_before[step]
-        if mark == (self.origin.step, self.origin.microbatch):
+        state = self._state_before.get(step)
+        if state is None or mark == (self.origin.step, self.origin.microbatch):
             return self.origin
         if microbatch == 0:
             return Point(step=step, state=state)

@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 from distributed import Client, LocalCluster
+from hypothesis import settings
+
+# No test depends on how fast the machine is.
+settings.register_profile("laws", deadline=None)
+settings.load_profile("laws")
 
 #: How long a thing that is ending may take before it counts as left behind.
 GRACE_S = 10.0
