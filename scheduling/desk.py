@@ -32,6 +32,7 @@ class Desk:
         self.client = client
         self.run = run
         self.rank = rank
+        self.is_over = False  # whether the run is known to have ended
         self._actor: tuple[str, Any, Future[Any]] | None = None  # its key, handle and future
 
     def ask(self, call: str, *, wait_s: float | None = None, **arguments: Any) -> Any:
@@ -72,6 +73,7 @@ class Desk:
 
     def refuse(self, reason: str, error: bytes | None) -> None:
         """Raise what a run failed with, else that it is closed."""
+        self.is_over = True
         if error:
             raise unpack_error(error)
         raise ClosedError(

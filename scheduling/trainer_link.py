@@ -154,7 +154,7 @@ class TrainerLink:
     def acknowledge(self) -> None:
         """Pass on now what was used, if the constructor was ever reached."""
         actor = self._desk.known_constructor
-        if actor is None or self._pending is not None:
+        if actor is None or self._pending is not None or self._desk.is_over:
             return
         self._send_mark(actor).result(timeout=ACKNOWLEDGE_S)
 
@@ -178,7 +178,8 @@ class TrainerLink:
         """Acknowledge what was used and give the rank back."""
         try:
             self.acknowledge()
-            self._desk.ask("leave", token=self._token)
+            if not self._desk.is_over:
+                self._desk.ask("leave", token=self._token)
         except (OSError, RuntimeError, TimeoutError):
             pass  # the service is gone, and with it all that could be given back
         self._inflight.clear()

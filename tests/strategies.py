@@ -46,7 +46,7 @@ def batchings(draw: st.DrawFn, micro_batch: int | None = None) -> Packed:
 
 @st.composite
 def memory_sources(
-    draw: st.DrawFn, index: int, batching: Packed, max_lanes: int = 4, max_records: int = 8
+    draw: st.DrawFn, index: int, batching: Packed, max_lanes: int = 3, max_records: int = 6
 ) -> MemorySource:
     """Sources of uneven lanes; at least one of their records can be read."""
     tokens = st.integers(1, batching.seq_len) | st.integers(1, 3 * batching.seq_len)
@@ -71,7 +71,7 @@ class World:
 
 
 @st.composite
-def worlds(draw: st.DrawFn, max_sources: int = 4, **fixed: Any) -> World:
+def worlds(draw: st.DrawFn, max_sources: int = 3, **fixed: Any) -> World:
     """Worlds whose data ends, unless ``fixed`` has other rules for the draw."""
     batching = draw(batchings())
     sources = [

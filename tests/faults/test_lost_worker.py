@@ -206,8 +206,8 @@ def test_a_new_trainer_goes_on_behind_what_was_acknowledged(
                 _, step, microbatch = trainer.wait_for("batch").split()
                 mine.append((int(step), int(microbatch)))
             # The third is with the trainer, and was never acknowledged.
-            due = list(mine[2])
-            assert wait_until(lambda: service.stats()["watermarks"]["0"] == due, WAIT_S)
+            due = mine[2]
+            assert wait_until(lambda: tuple(service.stats()["watermarks"]["0"]) == due, WAIT_S)
             trainer.kill()
             assert wait_until(lambda: "0" not in service.stats()["trainers"], WAIT_S)
             theirs = take(other, 2)
