@@ -140,7 +140,10 @@ class MemoryFeed:
 
 
 class Driver:
-    """Draws and places step after step, fetching ``chunk()`` records a lane at a time."""
+    """Draws and places step after step, fetching ``chunk()`` records a lane at a time.
+
+    Now and then, when that is a multiple of 3, it fetches ahead of need.
+    """
 
     def __init__(
         self,
@@ -177,6 +180,8 @@ class Driver:
                 epochs = None if self.rules.stop == "repeat" else self.rules.epochs
                 state = self.state.sources[source.name]
                 self._feeds[source.name] = MemoryFeed(source, state, epochs)
+            if self._chunk() % 3 == 0:  # more is known than is needed, also of the next epoch
+                self._feeds[source.name].fetch(self._chunk())
         while True:
             rows = {source.name: self._feeds[source.name].rows for source in active}
             drawn = draw(self.state, rows, share_S, self.rules)

@@ -215,6 +215,22 @@ def test_no_span_of_a_source_that_is_drawn_from_starves(world: World, chunk: Chu
             assert (drawn.step - since < limit).all()
 
 
+@pytest.mark.parametrize("patience", [1, 2, 5])
+def test_a_step_ends_rather_than_pass_over_a_span_once_more(patience: int) -> None:
+    """Where another source fills each step first, so that only smaller spans fit behind it."""
+    batching = Packed(seq_len=4, global_batch=1)
+    sources = [
+        MemorySource("a", 0, [ok(*[3] * 40)], batching),
+        MemorySource("b", 1, [ok(2, *[1] * 40)], batching),
+    ]
+    driver = Driver(sources, DrawRules(batching=batching, patience=patience))
+    steps = [[span[:1] + span[3:4] for span in spans(driver.draw().table)] for _ in range(8)]
+    assert steps[:patience] == [[(0, k), (1, k + 1)] for k in range(patience)]
+    assert steps[patience] == [(0, patience)]
+    assert steps[patience + 1] == [(1, 0)]
+    assert len(steps[patience + 2]) == 2
+
+
 def passed_over() -> Driver:
     """Return a driver behind a step that passed over a span of source a: one pack of 4 tokens."""
     batching = Packed(seq_len=4, global_batch=1)
