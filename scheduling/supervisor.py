@@ -21,6 +21,10 @@ from megadask.scheduling.run import Run, new_run
 from megadask.scheduling.wire import SUPERVISOR
 
 
+#: So many services that have ended are remembered, for trainers that ask about them.
+MOST_ENDED = 1000
+
+
 class Supervisor(SchedulerPlugin):
     """Guards the records of all services of one Dask cluster."""
 
@@ -31,6 +35,7 @@ class Supervisor(SchedulerPlugin):
         """Answer calls."""
         self._scheduler = scheduler
         self._runs: dict[str, Run] = {}
+        self._ended: dict[str, str] = {}  # name of a run that is gone to why it ended
         self._roles = Roles(scheduler)
         self._custody = Custody(self._roles)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,6 +72,11 @@ class Supervisor(SchedulerPlugin):
             return await self._start(run, **arguments)
         if call == "close":
             return await self._close(run, ident, **arguments)
+        if run not in self._runs and run in self._ended and call != "join":
+            raise ClosedError(
+                f"{run} is closed: {self._ended[run]}",
+                remedy="Serve it again and connect anew, or resume from the last state_dict().",
+            )
         known = self._known(run)
         if ident not in (None, known.header["ident"]):
             raise ClosedError(f"{run} is closed: another service took its name")
@@ -118,6 +128,9 @@ class Supervisor(SchedulerPlugin):
             await self._end(run)
             if self._runs.get(name) is run:
                 del self._runs[name]
+                self._ended[name] = run.closed or reason
+                while len(self._ended) > MOST_ENDED:
+                    del self._ended[next(iter(self._ended))]
 
     async def _end(self, run: Run) -> None:
         """Let the roles of a closed pipeline go; its record stays for whoever still asks."""
