@@ -20,7 +20,6 @@ from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
 from megadask.scheduling.wire import SUPERVISOR
 
-
 #: So many services that have ended are remembered, for trainers that ask about them.
 MOST_ENDED = 1000
 
