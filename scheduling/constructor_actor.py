@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from megadask.planner.plan import Plan
 from megadask.scheduling.assemble import assemble, num_loss_tokens, slice_cp
 from megadask.scheduling.delivery import Reply, reply, span_ids, step_header
-from megadask.scheduling.errors import pack_error
+from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
 from megadask.scheduling.gather import Payload, gather
 from megadask.scheduling.owners import Partners
 from megadask.scheduling.record import Watermark
@@ -378,9 +378,11 @@ class ConstructorActor:
         """Run a part of the actor; what it raises reaches every trainer."""
         try:
             await work
-        except Exception as error:  # whatever it is, the trainers must hear of it
-            while isinstance(error, ExceptionGroup):
-                error = error.exceptions[0]
+        except Exception as caught:  # whatever it is, the trainers must hear of it
+            error = root_error(caught)
+            if isinstance(error, StaleError | ClosedError):
+                logger.info("constructor of %s stops: %s", self._run, error)
+                return self._close(reply("closed", reason=str(error)))
             logger.exception("constructor of %s failed", self._run)
             data = pack_error(error)
             self._close(reply("closed", _error_array({"error": data}), reason=str(error)))

@@ -39,6 +39,13 @@ class DeadlineError(MegaDaskError, TimeoutError):
     """A wait reached its deadline; the message says what it waited for."""
 
 
+def root_error(error: Exception) -> Exception:
+    """Return the error of the first task that failed, out of the group that a TaskGroup raises."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def pack_error(error: BaseException) -> bytes:
     """Return an error as bytes for another process; one that does not pickle is described."""
     try:

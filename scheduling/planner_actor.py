@@ -22,7 +22,7 @@ from megadask.planner.place import place, place_rest
 from megadask.planner.plan import Plan, draw_digest
 from megadask.planner.schedule import Schedule
 from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
-from megadask.scheduling.errors import StaleError, pack_error
+from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
 from megadask.scheduling.feed import SourceFeed
 from megadask.scheduling.owners import Partners
 from megadask.scheduling.point import Point
@@ -76,12 +76,14 @@ class PlannerActor:
         try:
             while await self._turn():
                 pass
-        except StaleError as error:
-            logger.info("planner of %s stops: %s", self._run, error)
-        except Exception as error:  # whatever it is, the trainers must hear of it
+        except Exception as caught:  # whatever it is, the trainers must hear of it
+            error = root_error(caught)
+            if isinstance(error, StaleError | ClosedError):
+                logger.info("planner of %s stops: %s", self._run, error)
+                return
             logger.exception("planner of %s failed", self._run)
             await self._partners.supervisor(
-                "fail", incarnation=self._incarnation, error=pack_error(_root(error))
+                "fail", incarnation=self._incarnation, error=pack_error(error)
             )
 
     async def _turn(self) -> bool:
@@ -201,10 +203,3 @@ class PlannerActor:
             name: unread_records(source, spec.lane_rows[name], spec.rules.epochs)
             for name, source in drawn.state.sources.items()
         }
-
-
-def _root(error: BaseException) -> BaseException:
-    """Return the error inside a group of one."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -138,6 +138,9 @@ class Roles:
         if self._client is not None:
             client, self._client = self._client, None
             await client.close(timeout=2)
+            # An asynchronous client starts the loop's runner but never stops it, and a cluster in
+            # this process would wait for it for ever.
+            client._loop_runner.stop()
 
     async def _start_actor(
         self, cls: type, run: str, blob: bytes, address: str, *args: Any

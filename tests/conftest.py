@@ -84,11 +84,22 @@ class Footprint:
         gc.collect()
         process = psutil.Process()
         folder = "/dev/shm"
+        # Pools that grow to their size and stay: asyncio.to_thread's, and Dask's own.
+        pools = ("asyncio_", "Dask-Offload", "Dask-Default-Threads")
         return cls(
-            threads=sorted(thread.name for thread in threading.enumerate()),
+            threads=sorted(
+                thread.name
+                for thread in threading.enumerate()
+                if not thread.name.startswith(pools)
+            ),
             processes={child.pid for child in process.children(recursive=True)},
             num_fds=process.num_fds(),
-            shared_memory=set(os.listdir(folder)) if os.path.isdir(folder) else set(),
+            # Semaphores belong to the queues between a Dask nanny and its worker.
+            shared_memory={
+                file
+                for file in (os.listdir(folder) if os.path.isdir(folder) else ())
+                if not file.startswith("sem.mp-")
+            },
         )
 
     def left_since(self, before: Footprint, spare_fds: int) -> list[str]:

@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from megadask.demo.trainers import Event
 
-#: Without a terminal, a phase tells of about this many steps.
+#: Without a terminal, a phase tells of its first step and of about this many others, or more.
 _NUM_LINES = 4
+_MOST_STEPS_A_LINE = 100
 
 
 class OnEvent(Protocol):
@@ -57,12 +58,13 @@ class Display:
 class _Lines:
     def __init__(self, display: Display, name: str, num_steps: int) -> None:
         self._display, self._name, self._num_steps = display, name, num_steps
-        self._every = max(1, num_steps // _NUM_LINES)
+        self._every = min(max(1, num_steps // _NUM_LINES), _MOST_STEPS_A_LINE)
 
     def __call__(self, event: Event) -> None:
         done = event.get("step", -1) + 1
-        if (status := _status(event)) and done % self._every == 0:
-            self._display.say(f"{self._name}: step {done}/{self._num_steps}, {status}")
+        if (status := _status(event)) and (done == 1 or done % self._every == 0):
+            place = f"step {done}/{self._num_steps}, " if done else ""
+            self._display.say(f"{self._name}: {place}{status}")
 
 
 def _status(event: Event) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 from megadask.demo.report import RankReport
 from megadask.scheduling.errors import DeadlineError, ServiceError
 
+PROGRAM = (sys.executable, "-m", "megadask.demo.train")
 #: How long all trainers together may say nothing; the first imports torch, on cold disks.
 SILENCE_S = 180.0
 #: How long a trainer has to end by itself: after another one failed, and after SIGTERM.
@@ -72,12 +73,15 @@ class Trainers:
         Where their reports and what they write to standard error go.
     silence_s
         How long they may say nothing.
+    program
+        What they run.
     """
 
     num_ranks: int
     arguments: Sequence[str]
     folder: Path
     silence_s: float = SILENCE_S
+    program: Sequence[str] = PROGRAM
     _trainers: list[_Trainer] = field(default_factory=list, init=False)
     _lines: queue.SimpleQueue[tuple[int, str | None]] = field(
         default_factory=queue.SimpleQueue, init=False
@@ -159,7 +163,7 @@ class Trainers:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        command = [sys.executable, "-m", "megadask.demo.train", *self.arguments, "--stop-at-eof"]
+        command = [*self.program, *self.arguments, "--stop-at-eof"]
         with stderr.open("w") as errors:
             process = subprocess.Popen(
                 [*command, "--report", str(report)],

@@ -1,4 +1,4 @@
-"""The demo as a user runs it, on a small corpus: to its end, to Ctrl-C, and past a dead worker."""
+"""The demo as users run it, in small: real processes, real text, real signals."""
 
 from __future__ import annotations
 
@@ -7,160 +7,133 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.conftest import wait_until
-
-pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
-
 DEADLINE_S = 120.0
-MAX_BYTES = 1_000_000
-#: The command, with a corpus that takes a moment to build.
-SCRIPT = f"""
+GONE_S = 10.0
+
+#: The command with a corpus that takes a second.
+COMMAND = """
 import sys
-from megadask.demo import corpus
-corpus.DEFAULT_MAX_BYTES = {MAX_BYTES}
 from megadask.cli import main
-sys.exit(main(sys.argv[1:]))
+from megadask.demo import corpus
+corpus.DEFAULT_MAX_BYTES = 1_000_000
+sys.exit(main(["demo", *sys.argv[1:]]))
 """
-SHARED_MEMORY = Path("/dev/shm")
 
 
-class Running:
-    """The demo in a session of its own, by which its processes are known."""
+class Run:
+    """One run of the demo, in a session of its own: what it started can be told from all else."""
 
-    def __init__(self, workdir: Path, logs: Path, *options: str) -> None:
-        self._out, self._err = logs / "out", logs / "err"
-        command = [sys.executable, "-c", SCRIPT, "demo", "--workdir", str(workdir), *options]
-        with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+    def __init__(self, workdir: Path, *words: str) -> None:
+        self.stdout, self.stderr = workdir / "stdout", workdir / "stderr"
+        self.shared: set[Path] = set()
+        with self.stdout.open("w") as out, self.stderr.open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, "--workdir", str(workdir / "data"), *words],
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
 
-    @property
-    def out(self) -> str:
-        return self._out.read_text()
+    def wait_for(self, words: str) -> None:
+        """Wait until it says so, and note the shared memory that it has then."""
+        wait_until(lambda: words in self.stderr.read_text() or self.process.poll() is not None)
+        assert words in self.stderr.read_text()
+        for folder in self._processes():
+            with suppress(OSError):
+                maps = (folder / "maps").read_text()
+                self.shared |= {Path(name) for name in re.findall(r"/dev/shm/\S+", maps)}
+        assert self.shared, "the queues of the Dask workers have semaphores"
 
-    @property
-    def err(self) -> str:
-        return self._err.read_text()
+    def left_behind(self) -> list[str]:
+        """Return the processes and the shared memory of it that are still there."""
+        left = [str(path) for path in self.shared if path.exists()]
+        for folder in self._processes():
+            with suppress(OSError):
+                left.append((folder / "cmdline").read_text().replace("\0", " "))
+        return left
 
-    def wait_for_a_step(self) -> None:
-        def is_there() -> bool:
-            assert self.process.poll() is None, self.err
-            return re.search(r": step [1-9]", self.err) is not None
-
-        assert wait_until(is_there, DEADLINE_S), self.err
-
-    def workers(self) -> list[psutil.Process]:
-        children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-
-    def left(self) -> list[int]:
-        """Return the processes of the session, also those that lost their parent."""
-        found = []
-        for pid in psutil.pids():
-            try:
-                if os.getsid(pid) == self.process.pid:
-                    found.append(pid)
-            except (ProcessLookupError, PermissionError):
-                continue
-        return found
-
-
-def shared_memory() -> set[str]:
-    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
+    def _processes(self) -> Iterator[Path]:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == self.process.pid and state not in "ZX":
+                    yield folder
 
 
-def unmapped(names: set[str]) -> set[str]:
-    """Return the names that nobody maps: those of other programs are no business of the demo."""
-    mapped: set[str] = set()
-    for process in psutil.process_iter():
-        try:
-            mapped |= {Path(region.path).name for region in process.memory_maps()}
-        except psutil.Error:
-            continue
-    return names - mapped
+def wait_until(is_so: Callable[[], object], seconds: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 @contextmanager
-def leaves_nothing(running: Running, before: set[str]) -> Iterator[None]:
-    """Check, after the block, that neither processes nor shared memory stay; end them if so."""
+def started(workdir: Path, *words: str) -> Iterator[Run]:
+    run = Run(workdir, *words)
     try:
-        yield
-        assert wait_until(lambda: not running.left()), running.left()
-        assert wait_until(lambda: not unmapped(shared_memory() - before))
+        yield run
     finally:
-        for pid in running.left():
-            os.kill(pid, signal.SIGKILL)
-        running.process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(run.process.pid, signal.SIGKILL)
+        run.process.wait()
 
 
-def figures(out: str) -> dict[str, list[str]]:
-    """Return the table: label and figures of every line."""
-    lines = out.partition("---\n")[2].partition("\n\n")[0].splitlines()
-    table = [re.split(r" {2,}", line) for line in lines]
-    return {label: values for label, *values in table}
+@pytest.mark.slow
+@pytest.mark.timeout(DEADLINE_S + 60)
+def test_the_demo_trains_and_accounts_for_every_sample(tmp_path: Path) -> None:
+    with started(tmp_path, "--steps", "4", "--seq-len", "256", "--keep") as run:
+        run.wait_for("assignment: step 1/")
+        code = run.process.wait(DEADLINE_S)
+        wait_until(lambda: not run.left_behind(), GONE_S)
+        assert run.left_behind() == []
+    err, lines = run.stderr.read_text(), run.stdout.read_text().splitlines()
+    assert code == 0, err
+    assert "Traceback" not in err
+    assert lines[0].split() == ["arrival", "order", "assignment"]
+    table = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines[2 : lines.index("")])
+    figures = {label: line.split() for label, line in table.items()}
+    assert figures["steps"] == ["4", "4"]
+    assert figures["samples repeated"] == figures["samples lost"] == ["0", "0"]
+    planned, delivered, pending = (
+        [int(figure) for figure in figures[f"samples {label}"]]
+        for label in ("planned", "delivered", "not due when it stopped")
+    )
+    assert delivered[0] == delivered[1] > 0
+    assert [d + p for d, p in zip(delivered, pending, strict=True)] == planned
+    for label in ("loss, first step", "loss, last step"):
+        assert figures[label][0] == pytest.approx(figures[label][1], abs=1e-2)
+    assert float(figures["loss, last step"][0]) < float(figures["loss, first step"][0])
+    assert min(map(float, figures["imbalance planned, max/mean"])) >= 1
+    assert min(map(float, figures["imbalance measured, max/mean"])) >= 1
+    assert "the same samples in the same 4 steps" in "\n".join(lines)
+    [kept] = (tmp_path / "data").glob("run-*")
+    assert {path.name for path in kept.rglob("rank*.json")} == {"rank0.json", "rank1.json"}
 
 
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("demo")
-
-
-def test_the_demo_ends_with_a_table_and_leaves_its_corpus_alone(
-    workdir: Path, tmp_path: Path
+@pytest.mark.slow
+@pytest.mark.timeout(DEADLINE_S + 60)
+@pytest.mark.parametrize(
+    ("send", "signum", "code"),
+    [(os.killpg, signal.SIGINT, 130), (os.kill, signal.SIGTERM, 143)],
+    ids=["ctrl-c", "terminate"],
+)
+def test_a_signal_leaves_nothing_behind(
+    send: Callable[[int, int], None], signum: int, code: int, tmp_path: Path
 ) -> None:
-    before = shared_memory()
-    running = Running(workdir, tmp_path, "--steps", "3", "--seq-len", "512")
-    with leaves_nothing(running, before):
-        assert running.process.wait(DEADLINE_S) == 0, running.err
-    table = figures(running.out)
-    # The exit status is 0 only if both audits are ok.
-    assert table["steps"] == ["3", "3"]
-    assert table["samples lost"] == table["samples repeated"] == ["0", "0"]
-    assert all(int(count.replace(",", "")) > 0 for count in table["samples delivered"])
-    assert table["loss, first step"][0] == table["loss, first step"][1]
-    assert {
-        "loss, last step",
-        "tokens/s",
-        "step time, median",
-        "imbalance planned, max/mean",
-        "imbalance measured, max/mean",
-        "waiting for data",
-        "loader memory",
-        "samples planned",
-        "samples skipped",
-        "samples not due when it stopped",
-    } < set(table)
-    assert "error" not in running.err
-    assert sorted(path.name for path in workdir.iterdir()) == ["corpus-v1", "corpus-v1.lock"]
-
-
-def test_ctrl_c_ends_the_demo_and_all_its_processes(workdir: Path, tmp_path: Path) -> None:
-    before = shared_memory()
-    options = ("--steps", "24", "--seq-len", "512", "--balance", "none")
-    running = Running(workdir, tmp_path, *options)
-    with leaves_nothing(running, before):
-        running.wait_for_a_step()
-        os.killpg(running.process.pid, signal.SIGINT)
-        assert running.process.wait(10.0) == 130, running.err
-    assert "Traceback" not in running.err
-    assert not list(workdir.glob("run-*"))
-
-
-def test_a_worker_that_is_killed_costs_no_sample(workdir: Path, tmp_path: Path) -> None:
-    before = shared_memory()
-    options = ("--steps", "12", "--seq-len", "512", "--balance", "none")
-    running = Running(workdir, tmp_path, *options)
-    with leaves_nothing(running, before):
-        running.wait_for_a_step()
-        running.workers()[0].kill()
-        assert running.process.wait(DEADLINE_S) == 0, running.err
-    table = figures(running.out)
-    assert table["steps"] == ["12"]
-    assert table["samples lost"] == table["samples repeated"] == ["0"]
+    with started(tmp_path, "--steps", "100000", "--seq-len", "256") as run:
+        run.wait_for("arrival order: step 1/")
+        send(run.process.pid, signum)
+        assert run.process.wait(GONE_S) == code
+        wait_until(lambda: not run.left_behind(), GONE_S)
+        assert run.left_behind() == []
+    assert "Traceback" not in run.stderr.read_text()
+    assert "stopped by" in run.stderr.read_text()
+    assert not run.stdout.read_text()
+    assert (tmp_path / "data" / "corpus-v1" / "manifest.json").exists()
+    assert not list((tmp_path / "data").glob("run-*"))
