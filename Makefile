@@ -25,8 +25,9 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 demo: $(INSTALLED) ## train a small model on a local cluster, end to end
 	$(BIN)/python -m megadask demo
 
-test: $(INSTALLED) ## run all tests and notebooks
-	$(PYTEST) --nbmake tests $(wildcard notebooks) $(PYTEST_ARGS)
+# Two files at a time: most tests wait for processes more than they compute.
+test: $(INSTALLED) ## run the tests and notebooks; `make faults` has those that kill processes
+	$(PYTEST) -n 2 --dist loadfile --nbmake tests $(wildcard notebooks) --ignore=tests/faults $(PYTEST_ARGS)
 
 test-wheel: $(INSTALLED) ## run the tests against the built wheel, outside the checkout
 	rm -rf build
@@ -42,7 +43,7 @@ check: $(INSTALLED) ## lint, format, types, architecture
 	$(BIN)/mypy --strict -p megadask
 	$(PYTEST) -q tests/test_architecture.py
 
-faults: $(INSTALLED) ## run the fault tests alone
+faults: $(INSTALLED) ## run the tests that kill and stop processes
 	$(PYTEST) tests/faults $(PYTEST_ARGS)
 
 bench: $(INSTALLED) ## run every benchmark

@@ -88,9 +88,7 @@ class Footprint:
         pools = ("asyncio_", "Dask-Offload", "Dask-Default-Threads")
         return cls(
             threads=sorted(
-                thread.name
-                for thread in threading.enumerate()
-                if not thread.name.startswith(pools)
+                thread.name for thread in threading.enumerate() if not thread.name.startswith(pools)
             ),
             processes={child.pid for child in process.children(recursive=True)},
             num_fds=process.num_fds(),
@@ -126,23 +124,29 @@ def wait_until(ready: Callable[[], object], seconds: float = GRACE_S) -> bool:
     return True
 
 
+class LeakCheck:
+    """What was there when the check began; calling it begins anew from here.
+
+    Connections of Dask's pools come and go; ``spare_fds`` file descriptors more are no leak.
+    """
+
+    def __init__(self) -> None:
+        self()
+
+    def __call__(self, spare_fds: int = 2) -> None:
+        self._before = Footprint.now()
+        self._spare_fds = spare_fds
+
+    def left(self) -> list[str]:
+        return Footprint.now().left_since(self._before, self._spare_fds)
+
+
 @pytest.fixture
-def no_leaks() -> Iterator[Callable[[], None]]:
+def no_leaks() -> Iterator[LeakCheck]:
     """Fail the test that leaves threads, processes, file descriptors or shared memory behind.
 
-    Ask for it before everything that the test opens. Calling it begins anew from here, once what
-    every run needs (thread pools, connections that are kept) is there.
+    Ask for it before everything that the test opens.
     """
-    before = [Footprint.now()]
-
-    def begin() -> None:
-        before[0] = Footprint.now()
-
-    yield begin
-    left: list[str] = []
-
-    def is_clean() -> bool:
-        left[:] = Footprint.now().left_since(before[0], spare_fds=2)
-        return not left
-
-    assert wait_until(is_clean), f"left behind: {left}"
+    check = LeakCheck()
+    yield check
+    assert wait_until(lambda: not check.left()), f"left behind: {check.left()}"
