@@ -281,6 +281,24 @@ def test_a_small_buffer_never_stalls(
     assert tokens_delivered(ranks) == every_token(ROWS, times=2)
 
 
+def test_iterators_run_ahead_of_a_small_buffer(
+    client: Client, name: str, whole: list[list[Seen]]
+) -> None:
+    """A virtual pipeline: one cursor is five microbatches ahead before the other one begins."""
+
+    def body(loader: md.Loader) -> Any:
+        first, second = loader.iterators(2)
+        ahead = [see(batch) for batch in islice(first, 5)]
+        behind = [see(batch) for batch in second]
+        return [*ahead, *map(see, first)], behind
+
+    limits = md.Limits(constructor_bytes=0)
+    with md.serve(make(), client, name=name, limits=limits) as service:
+        for rank, cursors in enumerate(run(service, body, timeout=15.0)):
+            assert cursors == (whole[rank], whole[rank])
+        assert service.audit()["ok"]
+
+
 # Drivers and trainers that die ------------------------------------------------------------------
 
 
