@@ -168,13 +168,10 @@ class _Delivered:
 
     def lost(self, state: SourceState, waiting: set[_RecordKey]) -> int:
         """Count records before the cursor that are neither delivered, waiting, nor passed over."""
-        epoch, position, lane, start = state.cursor
         held = waiting | set(_ids(state.outstanding))
-        if start:
-            held.add((epoch, lane, position))
         return sum(
             (old, number, missing) not in held
-            for old in range(self._first_epoch, epoch + 1)
+            for old in range(self._first_epoch, state.cursor[0] + 1)
             for number, end in enumerate(_ends(state, old))
             for missing in self._lane(old, number).done.missing_below(end)
         )

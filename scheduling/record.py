@@ -6,6 +6,7 @@ acts on what it says. Every change is by compare-and-set on (generation, incarna
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -355,8 +356,6 @@ class RunRecord:
 
 
 def _chain(digest: str, link: str) -> str:
-    import hashlib
-
     return hashlib.blake2b(f"{digest}{link}".encode(), digest_size=16).hexdigest()
 
 

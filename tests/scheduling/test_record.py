@@ -430,6 +430,36 @@ def test_a_rank_at_the_origin_waits_for_one_that_has_to_go_back_there() -> None:
     ]
 
 
+def test_a_rank_that_was_let_go_on_counts_as_long_as_its_trainer_lives() -> None:
+    """The others may load the same state much later, when it has moved already."""
+    run = Run()
+    for _ in range(2):
+        run.commit()
+    tokens = run.join()
+    record, origin = run.record, run.record.origin
+    for rank in range(4):
+        record.rewind(rank, tokens[rank], origin)
+    assert record.may_go_on(0, origin)
+    run.acknowledge((0, 1), (0, 0), (0, 0), (0, 0))
+    assert record.may_go_on(1, origin)
+    record.leave(0, tokens[0])
+    assert not record.may_go_on(2, origin)
+
+
+def test_a_new_generation_lets_nobody_go_on_for_what_an_earlier_one_granted() -> None:
+    run = Run()
+    run.commit()
+    run.join()
+    assert run.record.may_go_on(0, run.record.origin)
+    point = run.record.point_at((0, 2))
+    run.record.open_generation(point)
+    run.take_up()
+    run.commit()
+    run.acknowledge((0, 3), (0, 2), (0, 2), (0, 2))
+    assert not run.record.may_go_on(1, point)
+    assert not run.record.may_go_on(0, point)  # it does not stand there any more
+
+
 def test_a_trainer_that_is_gone_wants_nothing_any_more() -> None:
     run = Run()
     for _ in range(3):
