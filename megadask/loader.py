@@ -186,7 +186,8 @@ class Loader:
     def iterators(self, count: int) -> tuple[Iterator[Batch], ...]:
         """Return independent iterators over the same microbatches, for a virtual pipeline.
 
-        A microbatch is acknowledged, and counts in `state_dict`, when all of them have passed it.
+        A microbatch is acknowledged, and counts in `state_dict`, when all of them have passed it;
+        one may run ahead of the others by what ``Limits(constructor_bytes=)`` holds.
         """
         if count < 1:
             raise ConfigError("iterators(count)", got=count, limit=">= 1")

@@ -1,7 +1,7 @@
 """A Data Constructor as a Dask actor: builds the batches of some buckets from committed plans.
 
 It holds committed microbatches until every rank of their bucket has acknowledged them, within a
-limit of bytes: microbatches are admitted in their order, and the one that is due always is.
+limit of bytes: microbatches are admitted in their order, and what a rank is due always is.
 """
 
 from __future__ import annotations
@@ -322,19 +322,15 @@ class ConstructorActor:
 
     def _admissible(self) -> _Slot | None:
         """Return the next microbatch to build, if it may be built now."""
-        low = self._low
+        low, due = self._low, {m for r, m in self._marks.items() if r not in self._finished}
+        room = self._spec.limits.constructor_bytes - sum(self._bytes.values())
+        fits = not self._bytes or (room >= self._estimate() and len(self._builds) < MOST_BUILDS)
         for step in sorted(self._plans):
             plan = self._plans[step]
             for microbatch in range(plan.first_microbatch, plan.num_microbatches):
                 slot = (step, microbatch)
-                if slot < low or slot in self._bytes:
-                    continue
-                if not self._bytes:
+                if slot >= low and slot not in self._bytes and (fits or slot in due):
                     return slot
-                room = self._spec.limits.constructor_bytes - sum(self._bytes.values())
-                fits = room >= self._estimate() and len(self._builds) < MOST_BUILDS
-                is_due = slot == low
-                return slot if fits or is_due else None
         return None
 
     def _estimate(self) -> int:
