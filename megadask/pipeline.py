@@ -141,7 +141,8 @@ class Pipeline:
     patience
         Steps for which a span may be passed over because it does not fit.
     restart
-        Whether every pass over a loader begins at the beginning, as validation wants it.
+        Whether every pass over a loader begins at the beginning, as validation wants it. All ranks
+        have to end a pass before any begins the next.
 
     Raises
     ------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -466,10 +467,19 @@ def both() -> dict[str, md.Pipeline]:
 
 
 def passes(service: md.Service, counts: Sequence[int | None]) -> Any:
-    """Run passes over the validation pipeline, breaking off where a count says so."""
+    """Run passes over the validation pipeline, breaking off where a count says so.
+
+    The ranks begin each pass together, as training ranks do between their collectives.
+    """
+    together = threading.Barrier(2)
 
     def body(loader: md.Loader) -> Any:
-        return [[see(batch) for batch in islice(loader, count)] for count in counts]
+        seen = []
+        for count in counts:
+            together.wait(60)
+            seen.append([see(batch) for batch in islice(loader, count)])
+            together.wait(60)
+        return seen
 
     return run(service, body, pipeline="val")
 

@@ -41,7 +41,9 @@ MODELS = [
 
 
 @given(lengths, st.data())
-@pytest.mark.parametrize("cost", MODELS, ids=lambda cost: type(cost).__name__)
+@pytest.mark.parametrize(
+    "cost", MODELS, ids=[f"{type(cost).__name__}-{n}" for n, cost in enumerate(MODELS)]
+)
 def test_cost_of_a_row_depends_on_the_row_alone(
     cost: costs.Cost, tokens: list[int], data: st.DataObject
 ) -> None:
