@@ -48,9 +48,19 @@ def local_cluster(num_workers: int, folder: Path) -> Iterator[LocalCluster]:
             yield cluster
 
 
+def let_end(cluster: LocalCluster) -> None:
+    """Let no worker that ends be started again."""
+    for nanny in _nannies(cluster):
+        nanny.close_gracefully()
+
+
 def kill_workers(cluster: LocalCluster) -> None:
     """End the worker processes at once."""
-    for nanny in list(cluster.workers.values()):
-        if isinstance(nanny, Nanny) and nanny.pid is not None:
+    for nanny in _nannies(cluster):
+        if nanny.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(nanny.pid, signal.SIGKILL)
+
+
+def _nannies(cluster: LocalCluster) -> list[Nanny]:
+    return [worker for worker in cluster.workers.values() if isinstance(worker, Nanny)]

@@ -11,17 +11,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from distributed import Client
+from distributed import Client, LocalCluster
 
 import megadask as md
 from megadask.demo import report
-from megadask.demo.cluster import kill_workers, local_cluster
+from megadask.demo.cluster import kill_workers, let_end, local_cluster
 from megadask.demo.corpus import Corpus, build_corpus
 from megadask.demo.progress import Display
 from megadask.demo.report import Phase
@@ -29,6 +29,7 @@ from megadask.demo.signals import StopOnSignal
 from megadask.demo.trainers import TrainerError, Trainers
 from megadask.planner.balance import Method
 from megadask.planner.errors import ConfigError
+from megadask.service import Service
 
 SERVICE = "megadask-demo"
 #: Share of the tokens, by source.
@@ -149,24 +150,21 @@ class _Leash:
 
     def __init__(self) -> None:
         self.stop: StopOnSignal | None = None
-        self.kill: dict[str, Callable[[], None]] = {}
+        self.cluster: LocalCluster | None = None
+        self.trainers: Trainers | None = None
 
     def tighten(self) -> None:
         logging.disable()  # what is torn down complains
+        if self.cluster is not None:
+            let_end(self.cluster)  # the signal may have gone to the workers, too
         threading.Thread(target=self._wait, name="megadask-demo-leash", daemon=True).start()
-
-    @contextmanager
-    def hold(self, what: str, kill: Callable[[], None]) -> Iterator[None]:
-        self.kill[what] = kill
-        try:
-            yield
-        finally:
-            del self.kill[what]
 
     def _wait(self) -> None:
         time.sleep(KILL_S)
-        for kill in list(self.kill.values()):
-            kill()
+        if self.trainers is not None:
+            self.trainers.kill()
+        if self.cluster is not None:
+            kill_workers(self.cluster)
         time.sleep(LEAVE_S - KILL_S)
         assert self.stop is not None
         os._exit(self.stop.exit_code)
@@ -203,9 +201,9 @@ class _Run:
             methods.append(self.demo.balance)
         with (
             self.stop.guard(local_cluster(NUM_WORKERS, folder)) as cluster,
-            self.leash.hold("workers", lambda: kill_workers(cluster)),
             self.stop.guard(Client(cluster, set_as_default=False)) as client,
         ):
+            self.leash.cluster = cluster
             return [self._phase(method, corpus, folder, client) for method in methods]
 
     def _phase(self, method: Method, corpus: Corpus, folder: Path, client: Client) -> Phase:
@@ -213,13 +211,10 @@ class _Run:
         own = folder / method
         own.mkdir()
         pipeline = self.demo.pipeline(corpus, method)
-        with self.stop.guard(md.serve(pipeline, client, name=SERVICE)) as service:
+        with self.stop.guard(self._served(pipeline, client)) as service:
             trainers = Trainers(self.demo.dp, self._arguments(service.address), own)
-            with (
-                self.display.phase(name, self.demo.steps) as on_event,
-                self.stop.guard(trainers),
-                self.leash.hold("trainers", trainers.kill),
-            ):
+            self.leash.trainers = trainers
+            with self.display.phase(name, self.demo.steps) as on_event, self.stop.guard(trainers):
                 for event in trainers.events():
                     on_event(event)
             # The trainers have closed their loaders, so that all they used is acknowledged.
@@ -229,6 +224,15 @@ class _Run:
                 audit=service.audit(),
                 stats=service.stats(),
             )
+
+    @contextmanager
+    def _served(self, pipeline: md.Pipeline, client: Client) -> Iterator[Service]:
+        service = md.serve(pipeline, client, name=SERVICE)
+        try:
+            yield service
+        finally:
+            if self.stop.signum is None:  # else the cluster goes at once, and the service with it
+                service.close()
 
     def _arguments(self, address: str) -> list[str]:
         options = {
