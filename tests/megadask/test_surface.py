@@ -696,3 +696,12 @@ def test_digest_sees_every_byte() -> None:
     assert digest(batch) == digest(other)
     other["tokens"][1, 2] = 1
     assert digest(batch) != digest(other)
+
+
+def test_serving_does_not_go_by_what_the_client_has_cached(
+    client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask overwrites the client's list of workers with an empty one every two seconds."""
+    monkeypatch.setattr(client, "scheduler_info", lambda *_, **__: {"workers": {}})
+    with md.serve(both(), client, name=name) as service:
+        assert service.stats()["workers"]
