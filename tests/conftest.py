@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import dask
 import psutil
 import pytest
 from distributed import Client, LocalCluster
@@ -21,6 +22,17 @@ settings.load_profile("laws")
 
 #: How long a thing that is ending may take before it counts as left behind.
 GRACE_S = 10.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_clusters() -> Iterator[None]:
+    """Keep nannies whose workers tests kill again and again.
+
+    Dask drops the nanny of a worker that is away 15 s after it was lost, even where it is away for
+    the second time.
+    """
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}):
+        yield
 
 
 def make_cluster(*, processes: bool, n_workers: int = 2) -> LocalCluster:

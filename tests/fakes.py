@@ -180,8 +180,9 @@ class Driver:
                 epochs = None if self.rules.stop == "repeat" else self.rules.epochs
                 state = self.state.sources[source.name]
                 self._feeds[source.name] = MemoryFeed(source, state, epochs)
-            if self._chunk() % 3 == 0:  # more is known than is needed, also of the next epoch
-                self._feeds[source.name].fetch(self._chunk())
+            feed = self._feeds[source.name]
+            if self._chunk() % 3 == 0 and feed.rows.table.num_rows < 2 * source.num_records:
+                feed.fetch(self._chunk())  # more than is needed, also of the next epoch
         while True:
             rows = {source.name: self._feeds[source.name].rows for source in active}
             drawn = draw(self.state, rows, share_S, self.rules)

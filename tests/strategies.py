@@ -18,12 +18,12 @@ from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
 from tests.fakes import Driver, MemorySource, Record
 
 #: Examples of a law; time says nothing about the code, as machines differ.
-laws = settings(max_examples=30, deadline=None)
-few_laws = settings(max_examples=15, deadline=None)
+laws = settings(max_examples=20, deadline=None)
+few_laws = settings(max_examples=10, deadline=None)
 
 ChunkSizes = Callable[[], int]
 
-weights = st.floats(0.001, 1.0)
+weights = st.floats(0.05, 1.0)
 #: Numbers of records to fetch, asked for one after the other.
 chunks = st.lists(st.integers(1, 9), min_size=1, max_size=8).map(
     lambda sizes: itertools.cycle(sizes).__next__

@@ -126,6 +126,16 @@ def test_trainers_of_a_closed_service_are_told(client: Client, name: str) -> Non
         loader.close()
 
 
+def test_a_loader_closes_at_once_after_its_service(client: Client, name: str) -> None:
+    """It has a batch to acknowledge, and nobody left to acknowledge it to."""
+    for _ in range(8):
+        service = md.serve(make(), client, name=name)
+        loaders = [connect(service, rank) for rank in range(2)]
+        Ranks([partial(take, loader, 3) for loader in loaders]).results()
+        service.close()
+        Ranks([loader.close for loader in loaders]).results(5)
+
+
 @pytest.mark.parametrize("call", ["audit", "stats", "set_mixture"])
 def test_calls_of_a_closed_service(client: Client, name: str, call: str) -> None:
     service = md.serve(make(), client, name=name)
@@ -584,30 +594,28 @@ def test_earlier_lives_are_ignored(
 
 
 @pytest.mark.parametrize("role", ["planner", "constructor"])
-def test_a_worker_that_was_only_asleep(
-    cluster: LocalCluster,
-    client: Client,
-    name: str,
-    pids: dict[str, int],
-    whole: list[list[Seen]],
-    role: str,
-) -> None:
+def test_a_worker_that_was_only_asleep(name: str, whole: list[list[Seen]], role: str) -> None:
     """Dask gives a stopped worker up; it wakes when its roles have moved, and is ignored."""
-    with md.serve(make(), client, name=name) as service:
+    with (
+        make_cluster(processes=True) as cluster,  # of its own: Dask does not take it back
+        Client(cluster, set_as_default=False) as client,
+        md.serve(make(), client, name=name) as service,
+    ):
         asleep = holder(service, role)
+        pid = client.run(os.getpid)[asleep]
 
         def stop() -> None:
-            os.kill(pids[asleep], signal.SIGSTOP)
-            cluster.sync(
-                cluster.scheduler.remove_worker, asleep, stimulus_id="test", close=False, safe=False
-            )
+            os.kill(pid, signal.SIGSTOP)
+            cluster.sync(cluster.scheduler.remove_worker, asleep, stimulus_id="test", close=False)
             assert wait_until(lambda: holder(service, role) != asleep, 20)
 
         try:
             ranks = disturbed(service, 5, stop)
         finally:
-            os.kill(pids[asleep], signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
         assert ranks == whole
+        # What it asks for and answers now is of an earlier life.
+        assert run(service, drain) == [[], []]
         assert service.audit()["ok"]
         assert holder(service, role) != asleep
 

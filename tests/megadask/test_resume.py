@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.megadask.helpers.data import (
     unfold_masked,
     write_jsonl,
 )
+from tests.megadask.helpers.faulty import drop_every_third
 from tests.megadask.helpers.ranks import Ranks, connect, run
 from tests.megadask.helpers.restore import DATA, make
 from tests.megadask.helpers.seen import (
@@ -31,6 +34,8 @@ from tests.megadask.helpers.seen import (
     drain,
     every_token,
     merge,
+    see,
+    shape,
     spans_by_step,
     take,
     take_steps,
@@ -221,6 +226,69 @@ def test_resume_again_and_again_within_one_step(
         state = json.loads(json.dumps(results[0][1]))
         parts.append([seen for seen, _ in results])
     assert merge(*(spans_by_step(part) for part in parts)) == spans_by_step(whole)
+
+
+# Anything, interrupted anywhere ------------------------------------------------------------------
+
+
+def anything(rng: random.Random) -> Callable[[int, int], md.Pipeline]:
+    """Return a random pipeline, as a function of its ranks and loaders."""
+    counts = {"abcd"[i]: rng.randint(5, 50) for i in range(rng.randint(1, 4))}
+    data = corpus(counts, longest=rng.choice([40, 150, 400]), seed=rng.randint(0, 99))
+    packed = {
+        "pad_to_multiple": rng.choice([1, 4, 8]),
+        "overflow": rng.choice(["split", "truncate", "drop"]),
+        "max_documents": rng.choice([None, 2]),
+    }
+    sources = {"lanes": rng.choice([1, 3, 8]), "shards": rng.choice([1, 4, 5])}
+    sources["transform"] = rng.choice([unfold, drop_every_third])
+    options = {
+        "seq_len": rng.choice([64, 128]),
+        "micro_batch": rng.choice([1, 2]),
+        "global_batch": rng.choice([8, 16, md.Schedule.linear(8, 24, 0, 4)]),
+        "epochs": rng.choice([1, 2]),
+        "stop": rng.choice(["first", "all", "repeat"]),
+        "window": rng.choice([1, 3, 64]),
+        "patience": rng.choice([1, 2, 4]),
+    }
+    weights = {name: rng.choice([1.0, 2.0, 0.5]) for name in data}
+    by, method = rng.choice(["samples", "tokens"]), rng.choice(["assignment", "greedy", "none"])
+
+    def strategy(graph: md.DGraph) -> None:
+        graph.mix(weights, by=by).distribute("dp").balance(method)
+
+    def made(dp: int, loaders: int) -> md.Pipeline:
+        tree = md.ClientPlaceTree(dp=dp)
+        of_sources = {**sources, "loaders": loaders}
+        return pipeline(
+            data, sources=of_sources, packed=packed, topology=tree, strategy=strategy, **options
+        )
+
+    return made
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_random_runs_interrupted_twice(local_client: Client, name: str, seed: int) -> None:
+    rng = random.Random(seed)
+    made = anything(rng)
+    with md.serve(made(rng.choice([1, 2, 4]), 1), local_client, name=name) as service:
+        uninterrupted = run(service, drain)
+        assert service.audit()["ok"]
+    assert all(shape(seen) == shape(uninterrupted[0]) for seen in uninterrupted)
+    parts, state = [], None
+    for batches in (rng.randint(0, 5), rng.randint(0, 5), None):
+
+        def body(loader: md.Loader, batches: int | None = batches) -> Any:
+            return [see(batch) for batch in islice(loader, batches)], loader.state_dict()
+
+        again = made(rng.choice([1, 2, 4]), rng.randint(1, 4))
+        with md.serve(again, local_client, name=name, resume=state) as service:
+            results = run(service, body)
+            assert service.audit()["ok"]
+        assert all(after == results[0][1] for _, after in results)
+        state = json.loads(json.dumps(results[0][1]))
+        parts.append(spans_by_step([seen for seen, _ in results]))
+    assert merge(*parts) == spans_by_step(uninterrupted)
 
 
 # (b) On a running service -----------------------------------------------------------------------

@@ -110,6 +110,22 @@ def test_an_epoch_begins_when_the_one_before_is_drawn(world: World, chunk: Chunk
     assert all(seen == sorted(seen) for seen in epochs.values())
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_an_epoch_that_is_known_ahead_fills_no_gap_of_the_one_before(chunk: int) -> None:
+    batching = Packed(seq_len=4, global_batch=1)
+    source = MemorySource("a", 0, [ok(1, 2, 3)], batching)
+    driver = Driver([source], DrawRules(batching=batching, epochs=3), chunk=lambda: chunk)
+    steps = [[(span[1], span[3]) for span in spans(drawn.table)] for drawn in driver.draws()]
+    assert steps == [
+        [(0, 0), (0, 1)],
+        [(0, 2), (1, 0)],
+        [(1, 1)],
+        [(1, 2), (2, 0)],
+        [(2, 1)],
+        [(2, 2)],
+    ]
+
+
 # What membership depends on -------------------------------------------------------------------
 
 
@@ -385,9 +401,8 @@ def test_a_change_of_weights_repeats_and_skips_nothing(
             assert len(held) < world.rules.window
         seen.update(spans(drawn.table))
         assert_accounts(world, drawn.state, seen)
-    driver.state = driver.state.with_event(
-        MixtureEvent(step=driver.state.step, weights=dict.fromkeys(names, 1.0))
-    )
+    equal = MixtureEvent(step=driver.state.step, weights=dict.fromkeys(names, 1.0))
+    driver.state = replace(driver.state, events=(equal,))  # nothing is left without weight
     for drawn in driver.draws(MANY):
         seen.update(spans(drawn.table))
     expected = [s for source in world.sources for s in readable(source, world.rules.epochs or 0)]
