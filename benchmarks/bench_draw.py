@@ -68,7 +68,7 @@ def measure(corpus: str, global_batch: int) -> tuple[float, float, float, float,
         drawn = draw(state, rows, SHARES, rules)
         assert isinstance(drawn, Draw)
         placed = time.perf_counter()
-        plan = place(drawn, strategy, batching, RANKS, {})
+        plan = place(drawn, strategy, batching, ClientPlaceTree(dp=RANKS), {})
         ended = time.perf_counter()
         fill = drawn.table["tokens"].sum() / (global_batch * seq_len)
         times_ms = ((placed - began) * 1e3, (ended - placed) * 1e3)

@@ -15,8 +15,9 @@ from megadask.planner.batching import Packed
 from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
-from megadask.planner.graph import DGraph, Strategy
+from megadask.planner.graph import DGraph
 from megadask.planner.schedule import Schedule, StepSchedule
+from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 from megadask.saved import another_pipeline, differences
 from megadask.scheduling.lanes import shards_of

@@ -8,72 +8,26 @@ Axes as in `problem`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from megadask.planner.balance import (
-    Method,
-    Problem,
-    balance,
-    bucket_loads,
-    check_options,
-    lower_bound,
-)
-from megadask.planner.costs import Cost, Tokens, evaluate, unit_of
+from megadask.planner.balance import balance, bucket_loads, lower_bound
+from megadask.planner.costs import unit_of
 from megadask.planner.errors import ConfigError
-from megadask.planner.fingerprint import fingerprint
 from megadask.planner.metadata import Metadata, Ragged
+from megadask.planner.recorder import ItemGraph, Recorder
+from megadask.planner.routing import route
 from megadask.planner.schedule import Schedule, StepSchedule
+from megadask.planner.strategy import Encode, MixBy, Selection, Strategy
 from megadask.planner.tableplan import TablePlan
 from megadask.planner.topology import Axis, ClientPlaceTree
 from megadask.planner.weights import check_names
 
-MixBy = Literal["samples", "tokens"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Strategy:
-    """What a graph has recorded.
-
-    Attributes
-    ----------
-    mix
-        Weights of the sources by step; None: by size.
-    mix_by
-        Whether weights are shares of the samples or of the tokens.
-    axis
-        What buckets are for: an axis, several, or ``"world"``.
-    microbatches
-        Microbatches of a bucket; None: as the batching has it.
-    cost
-        What is balanced.
-    method, options
-        For `balance`.
-    equal_counts
-        Whether buckets get equal numbers of items; None: where nothing else fixes them.
-    broadcast_axes
-        Axes along which only the first rank fetches.
-    """
-
-    mix: StepSchedule | None = None
-    mix_by: MixBy = "samples"
-    axis: Axis = "dp"
-    microbatches: int | None = None
-    cost: Cost = field(default_factory=Tokens)
-    method: Method = "assignment"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    equal_counts: bool | None = None
-    broadcast_axes: tuple[str, ...] = ()
-
-    def fingerprint(self) -> str:
-        """Return a hash of the strategy, equal in all processes that declare the same."""
-        return fingerprint(self)
-
-
-class DGraph:
+class DGraph(Recorder):
     """Records a strategy. Every primitive checks its words at once, and returns the graph.
 
     A primitive that is called again replaces what it had recorded.
@@ -92,7 +46,7 @@ class DGraph:
         topology: ClientPlaceTree | None = None,
     ) -> None:
         self.source_names = None if source_names is None else tuple(source_names)
-        self.topology = topology if topology is not None else ClientPlaceTree()
+        super().__init__(topology if topology is not None else ClientPlaceTree())
         self.table: Metadata | None = None
         self._strategy = Strategy()
 
@@ -147,48 +101,35 @@ class DGraph:
             check_names(schedule.source_names, self.source_names)
         return self._record(mix=schedule, mix_by=by)
 
-    def distribute(self, axis: Axis, microbatches: int | None = None) -> DGraph:
-        """Set what buckets are for: an axis of the topology, a tuple of axes, or ``"world"``."""
-        self.topology.axes(axis)
-        if microbatches is not None and not _is_count(microbatches):
-            raise ConfigError(
-                "distribute(microbatches=)", got=repr(microbatches), limit="an integer >= 1"
-            )
-        axis = axis if isinstance(axis, str) else tuple(axis)
-        self._check_axes(axis, self._strategy.broadcast_axes)
-        return self._record(axis=axis, microbatches=microbatches)
+    def select(self, modality: str, encode: Encode = "step") -> ItemGraph:
+        """Return a graph of its own for the items of one modality: an encoder beside the backbone.
 
-    def cost(self, cost: Cost) -> DGraph:
-        """Set what a span costs: a function of the metadata table, see `costs`."""
-        if not _is_cost(cost):
-            raise ConfigError(
-                "cost(fn)",
-                got=repr(cost),
-                limit="a function of the metadata table to (N,) or (N, P)",
-            )
-        unit_of(cost)
-        fingerprint(cost)
-        return self._record(cost=cost)
-
-    def balance(
-        self, method: Method = "assignment", *, equal_counts: bool | None = None, **options: Any
-    ) -> DGraph:
-        """Set how spans are placed; see `balance.balance` for methods and options.
+        Spans keep their buckets, where their items are used. ``distribute`` ("world" unless told
+        otherwise), ``cost`` and ``balance`` of the returned graph say where each item is encoded.
 
         Parameters
         ----------
-        method
-            ``"assignment"``, ``"greedy"`` or ``"none"``.
-        equal_counts
-            Whether buckets get equal numbers of items, give or take one. Plans of a table do
-            unless told otherwise; packed steps do not.
-        **options
-            Options of the method.
+        modality
+            Name of the items, whose lengths are a ragged column of the metadata.
+        encode
+            ``"step"``: all items of a step are encoded before its first microbatch.
+            ``"microbatch"``: each before the microbatch that uses it, which needs less memory and
+            leaves less to balance.
         """
-        check_options(method, options)
-        if not isinstance(equal_counts, bool | None):
-            raise ConfigError("balance(equal_counts=)", got=repr(equal_counts), limit="a bool")
-        return self._record(method=method, options=dict(options), equal_counts=equal_counts)
+        if not isinstance(modality, str) or not modality:
+            raise ConfigError("select(modality)", got=repr(modality), limit="a name")
+        if encode not in get_args(Encode):
+            raise ConfigError(
+                "select(encode=)", got=repr(encode), limit=f"one of {get_args(Encode)}"
+            )
+        if self.table is not None and modality not in self.table.ragged:
+            raise ConfigError(
+                "select(modality)",
+                got=repr(modality),
+                limit=f"one of the table's modalities {sorted(self.table.ragged)}",
+            )
+        self._record_selection(modality, encode=encode)
+        return ItemGraph(self, modality)
 
     def broadcast_at(self, axis: str | tuple[str, ...]) -> DGraph:
         """Set the axes along which the first rank fetches and then broadcasts to the others."""
@@ -208,26 +149,45 @@ class DGraph:
             raise ConfigError(
                 "this graph has no table to plan", remedy="Make it with DGraph.from_metadata."
             )
-        strategy = self._strategy
-        problem = Problem(
-            cost_NP=evaluate(strategy.cost, self.table),
-            num_buckets=self.topology.num_buckets(strategy.axis),
-            num_microbatches=strategy.microbatches or 1,
+        strategy, num_microbatches = self._strategy, self._strategy.microbatches or 1
+        problem = strategy.problem(
+            self.table,
+            self.topology,
+            num_microbatches=num_microbatches,
             equal_counts=strategy.equal_counts is not False,
+            size_N=self.table["tokens"],
+            capacity=strategy.max_tokens,
         )
         bin_N = balance(problem, strategy.method, **strategy.options)
+        bucket_N, microbatch_N = bin_N // num_microbatches, bin_N % num_microbatches
+        placed = (self.table, bucket_N, microbatch_N, num_microbatches)
         return TablePlan(
             table=self.table,
-            assignment=bin_N // problem.num_microbatches,
-            microbatch=bin_N % problem.num_microbatches,
+            assignment=bucket_N,
+            microbatch=microbatch_N,
             loads=bucket_loads(problem, bin_N) * np.float64(unit_of(strategy.cost)),
             bound=lower_bound(replace(problem, equal_counts=False)),
             method=strategy.method,
+            topology=self.topology,
+            axis=strategy.axis,
+            routing={
+                modality: route(modality, selection, self.topology, *placed)
+                for modality, selection in sorted(strategy.selections.items())
+            },
         )
 
     def _record(self, **fields: Any) -> DGraph:
         self._strategy = replace(self._strategy, **fields)
         return self
+
+    def _record_selection(self, modality: str, **fields: Any) -> None:
+        selections = dict(self._strategy.selections)
+        recorded = selections.get(modality, Selection(axis="world"))
+        selections[modality] = replace(recorded, **fields)
+        self._record(selections=selections)
+
+    def _check_axis(self, axis: Axis) -> None:
+        self._check_axes(axis, self._strategy.broadcast_axes)
 
     def _check_axes(self, axis: Axis, broadcast_axes: tuple[str, ...]) -> None:
         both = sorted(set(self.topology.axes(axis)) & set(broadcast_axes))
@@ -238,14 +198,6 @@ class DGraph:
                 got="ranks with data of their own",
                 limit="broadcast along axes that are not distributed over",
             )
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_cost(value: Any) -> bool:
-    return callable(value) and not isinstance(value, type)
 
 
 def _table(columns: Mapping[str, Any]) -> Metadata:

@@ -8,40 +8,43 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.balance import Problem, balance, bucket_loads
+from megadask.planner.balance import Problem, balance, bucket_loads, lower_bound
 from megadask.planner.batching import Packed
-from megadask.planner.costs import evaluate
 from megadask.planner.draw import Draw
-from megadask.planner.graph import Strategy
 from megadask.planner.packing import Packing
 from megadask.planner.plan import Plan, draw_digest
+from megadask.planner.routing import route
+from megadask.planner.strategy import Strategy
+from megadask.planner.topology import ClientPlaceTree
 
 
 def place(
     draw: Draw,
     strategy: Strategy,
     batching: Packed,
-    num_buckets: int,
+    topology: ClientPlaceTree,
     mixture: Mapping[str, float],
 ) -> Plan:
     """Return the plan of a drawn step.
 
     Every rank gets the same number of microbatches: as many as the packs that the draw filled need.
     """
+    num_buckets = topology.num_buckets(strategy.axis)
     if not draw.table.num_rows:
         return _plan(draw, None, np.empty(0, np.int64), num_buckets, batching, mixture)
     used = int(draw.canonical_pack_N.max()) + 1
     num_microbatches = -(-used // (num_buckets * batching.micro_batch))
-    problem = _problem(draw, strategy, batching, num_buckets, num_microbatches)
+    problem = _problem(draw, strategy, batching, topology, num_microbatches)
     bin_N = balance(problem, strategy.method, **strategy.options)
-    return _plan(draw, problem, bin_N, num_buckets, batching, mixture)
+    plan = _plan(draw, problem, bin_N, num_buckets, batching, mixture)
+    return _routed(plan, strategy, topology, assignment_digest="")
 
 
 def place_rest(
     draw: Draw,
     strategy: Strategy,
     batching: Packed,
-    num_buckets: int,
+    topology: ClientPlaceTree,
     mixture: Mapping[str, float],
     *,
     consumed_N: NDArray[np.bool_],
@@ -53,12 +56,12 @@ def place_rest(
     Where the step would be placed as it was, the rest stays where it was; on another topology it
     is placed anew, in microbatches numbered from ``first_microbatch`` on.
     """
-    whole = place(draw, strategy, batching, num_buckets, mixture)
+    whole = place(draw, strategy, batching, topology, mixture)
     left_N = ~consumed_N
     if whole.assignment_digest == assignment_digest:
         loads_BMP = whole.loads_BMP.copy()
         loads_BMP[:, :first_microbatch] = 0
-        return replace(
+        left = replace(
             whole,
             loads_BMP=loads_BMP,
             first_microbatch=first_microbatch,
@@ -67,14 +70,15 @@ def place_rest(
             pack_N=np.where(consumed_N, -1, whole.pack_N),
             offset_N=np.where(consumed_N, -1, whole.offset_N),
         )
+        return _routed(left, strategy, topology, assignment_digest)
     rest = replace(
         draw,
         table=draw.table.take(left_N),
         canonical_pack_N=_repack(draw, batching, np.flatnonzero(left_N)),
     )
-    part = place(rest, strategy, batching, num_buckets, mixture)
-    done_BMP = np.zeros((num_buckets, first_microbatch, part.loads_BMP.shape[2]), np.int64)
-    return replace(
+    part = place(rest, strategy, batching, topology, mixture)
+    done_BMP = np.zeros((part.num_buckets, first_microbatch, part.loads_BMP.shape[2]), np.int64)
+    moved = replace(
         whole,
         loads_BMP=np.concatenate([done_BMP, part.loads_BMP], axis=1),
         bound=part.bound,
@@ -85,6 +89,7 @@ def place_rest(
         pack_N=_widen(part.pack_N, left_N),
         offset_N=_widen(part.offset_N, left_N),
     )
+    return _routed(moved, strategy, topology, assignment_digest="")
 
 
 def _widen(part_n: NDArray[np.int64], left_N: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -98,17 +103,16 @@ def _problem(
     draw: Draw,
     strategy: Strategy,
     batching: Packed,
-    num_buckets: int,
+    topology: ClientPlaceTree,
     num_microbatches: int,
 ) -> Problem:
     size_N = batching.padded(draw.table["tokens"])
-    # Caps and costs count padded tokens.
-    cost_NP = evaluate(strategy.cost, draw.table.with_columns(tokens=size_N))
+    num_buckets = topology.num_buckets(strategy.axis)
     # Packs in the order drawn, dealt to the buckets in turn: what a plain loader would do.
     bucket_N, slot_N = draw.canonical_pack_N % num_buckets, draw.canonical_pack_N // num_buckets
-    return Problem(
-        cost_NP=cost_NP,
-        num_buckets=num_buckets,
+    return strategy.problem(
+        draw.table.with_columns(tokens=size_N),  # caps and costs count padded tokens
+        topology,
         num_microbatches=num_microbatches,
         num_packs=batching.micro_batch,
         size_N=size_N,
@@ -140,7 +144,7 @@ def _plan(
         loads_BMP=bucket_loads(problem, bin_N)
         if problem
         else np.zeros((num_buckets, 0, 1), np.int64),
-        bound=_bound(problem) if problem else 1.0,
+        bound=lower_bound(problem) if problem else 1.0,
         num_packs=num_packs,
         num_loss_tokens=int(draw.table["loss_tokens"].sum()),
         mixture=mixture,
@@ -162,12 +166,25 @@ def _offsets(bin_N: NDArray[np.int64], size_N: NDArray[np.int64]) -> NDArray[np.
     return offset_N
 
 
-def _bound(problem: Problem) -> float:
-    """Return the lowest max / mean that any assignment could reach, of the worst part."""
-    mean_P = problem.cost_NP.sum(axis=0) / problem.num_buckets
-    costly_P = mean_P > 0
-    largest_P = problem.cost_NP.max(axis=0)
-    return float((largest_P[costly_P] / mean_P[costly_P]).max(initial=1.0))
+def _routed(
+    plan: Plan, strategy: Strategy, topology: ClientPlaceTree, assignment_digest: str
+) -> Plan:
+    """Return the plan with the routing of the items whose spans it places; "": a digest anew."""
+    routing = {
+        modality: route(
+            modality,
+            selection,
+            topology,
+            plan.table,
+            plan.bucket_N,
+            plan.microbatch_N,
+            plan.num_microbatches,
+        )
+        for modality, selection in sorted(strategy.selections.items())
+    }
+    if not routing:
+        return plan
+    return replace(plan, routing=routing, assignment_digest=assignment_digest)
 
 
 def _repack(draw: Draw, batching: Packed, left: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -5,28 +5,41 @@ Axes: N spans in the order drawn, B buckets, M microbatches, P cost parts.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.errors import StateError
+from megadask.planner import columnar
+from megadask.planner.digests import array_digest
 from megadask.planner.ids import SampleId
-from megadask.planner.metadata import Metadata, Ragged
+from megadask.planner.metadata import Metadata
+from megadask.planner.routing import Routing
 from megadask.planner.state import table_from_json, table_to_json
+from megadask.planner.views import PlanView
 
-VERSION = 1
+VERSION = 2
 _PLACED = ("bucket", "microbatch", "pack", "offset")
+_PLAIN = (
+    "step",
+    "sources",
+    "bound",
+    "num_packs",
+    "first_microbatch",
+    "num_loss_tokens",
+    "draw_digest",
+    "assignment_digest",
+    "state",
+    "end",
+)
 _DRAWN = ("epoch", "lane", "position", "start", "stop", "loss_tokens", "checksum")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Plan(PlanView):
     """What every rank gets in one step.
 
     Attributes
@@ -61,6 +74,8 @@ class Plan:
         JSON of the planner state before the next step.
     end
         Whether the data ended before this step; then it has no spans.
+    routing
+        Modality to where its items are encoded, of those that were selected.
     """
 
     step: int
@@ -81,13 +96,23 @@ class Plan:
     passed: Metadata
     state: str
     end: bool = False
+    routing: Mapping[str, Routing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.assignment_digest:
             return
         columns = [getattr(self, f"{name}_N") for name in _PLACED]
+        for name in sorted(self.routing):
+            columns += [self.routing[name].encoder_I, self.routing[name].turn_I]
         digest = array_digest(f"{self.loads_BMP.shape}{self.num_packs}", columns)
         object.__setattr__(self, "assignment_digest", digest)
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan(step {self.step}: {self.table.num_rows} spans over {self.num_buckets} buckets x "
+            f"{self.num_microbatches} microbatches: max/mean {self.imbalance:.4f}, "
+            f"bound {self.bound:.4f})"
+        )
 
     @property
     def assignment(self) -> NDArray[np.int64]:
@@ -95,24 +120,14 @@ class Plan:
         return self.bucket_N
 
     @property
-    def loads(self) -> NDArray[np.int64]:
-        """(B, M, P) cost."""
+    def microbatch(self) -> NDArray[np.int64]:
+        """(N,) microbatch of each span within its bucket, -1 where it was not taken."""
+        return self.microbatch_N
+
+    @property
+    def loads(self) -> NDArray[np.int64]:  # type: ignore[override]
+        """(B, M, P) cost; M counts microbatches before `first_microbatch` too."""
         return self.loads_BMP
-
-    @property
-    def num_buckets(self) -> int:
-        """B."""
-        return int(self.loads_BMP.shape[0])
-
-    @property
-    def num_microbatches(self) -> int:
-        """M, the same for every rank; counts those before `first_microbatch` too."""
-        return int(self.loads_BMP.shape[1])
-
-    @property
-    def imbalance(self) -> float:
-        """Max / mean bucket cost, of the worst part; 1.0 where there is no cost."""
-        return imbalance(self.loads_BMP)
 
     def rows_of(self, bucket: int, microbatch: int) -> NDArray[np.int64]:
         """Return the rows of one microbatch of one bucket, pack after pack, by offset."""
@@ -128,95 +143,33 @@ class Plan:
 
     def to_arrow(self) -> bytes:
         """Return the plan as an Arrow IPC stream; `from_arrow` inverts it."""
-        import pyarrow as pa
-
-        columns: dict[str, Any] = dict(self.table.columns)
-        columns |= {f"plan:{name}": getattr(self, f"{name}_N") for name in _PLACED}
-        arrays = {name: pa.array(column) for name, column in columns.items()}
-        for name, ragged in self.table.ragged.items():
-            arrays[f"items:{name}"] = pa.LargeListArray.from_arrays(
-                pa.array(ragged.offsets), pa.array(ragged.lengths_I)
-            )
+        placed = {f"plan:{name}": getattr(self, f"{name}_N") for name in _PLACED}
         header = {
-            "version": VERSION,
-            "step": self.step,
-            "sources": self.sources,
-            "loads": self.loads_BMP.tolist(),
+            "loads": self.loads_BMP.ravel().tolist(),
             "loads_shape": self.loads_BMP.shape,
-            "bound": self.bound,
-            "num_packs": self.num_packs,
-            "first_microbatch": self.first_microbatch,
-            "num_loss_tokens": self.num_loss_tokens,
             "mixture": dict(self.mixture),
-            "draw_digest": self.draw_digest,
-            "assignment_digest": self.assignment_digest,
             "passed": table_to_json(self.passed),
-            "state": self.state,
-            "end": self.end,
+            **{name: getattr(self, name) for name in _PLAIN},
         }
-        batch = pa.RecordBatch.from_pydict(arrays).replace_schema_metadata(
-            {"megadask": json.dumps(header)}
-        )
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        return bytes(sink.getvalue())
+        parts = {name: routing.to_arrow() for name, routing in self.routing.items()}
+        return columnar.write("plan", VERSION, self.table.with_columns(**placed), header, parts)
 
     @classmethod
     def from_arrow(cls, data: bytes) -> Plan:
         """Read a plan back. Raises StateError for another version."""
-        import pyarrow as pa
-
-        with pa.ipc.open_stream(data) as reader:
-            batch = reader.read_all().combine_chunks()
-        header = json.loads(batch.schema.metadata[b"megadask"])
-        if header["version"] != VERSION:
-            raise StateError(
-                "the plan has another version",
-                got=header["version"],
-                limit=VERSION,
-                remedy="Read it with the MegaDask version that wrote it.",
-            )
-        columns, items, placed = {}, {}, {}
-        for name in batch.column_names:
-            column = batch.column(name).combine_chunks()
-            if name.startswith("items:"):
-                lengths, offsets = (np.asarray(part) for part in (column.values, column.offsets))
-                items[name.removeprefix("items:")] = Ragged(lengths, offsets)
-            elif name.startswith("plan:"):
-                placed[name.removeprefix("plan:") + "_N"] = column.to_numpy()
-            else:
-                columns[name] = column.to_numpy()
+        table, header, parts = columnar.read("plan", VERSION, data)
+        columns = dict(table.columns)
+        placed: dict[str, Any] = {f"{name}_N": columns.pop(f"plan:{name}") for name in _PLACED}
+        plain = {name: header[name] for name in _PLAIN}
         return cls(
-            step=header["step"],
-            sources=tuple(header["sources"]),
-            table=Metadata(columns, items),
-            **placed,
+            table=Metadata(columns, table.ragged),
             loads_BMP=np.array(header["loads"], np.int64).reshape(header["loads_shape"]),
-            bound=header["bound"],
-            num_packs=header["num_packs"],
-            first_microbatch=header["first_microbatch"],
-            num_loss_tokens=header["num_loss_tokens"],
             mixture=header["mixture"],
-            draw_digest=header["draw_digest"],
-            assignment_digest=header["assignment_digest"],
             passed=table_from_json(header["passed"]),
-            state=header["state"],
-            end=header["end"],
+            routing={name: Routing.from_arrow(part) for name, part in parts.items()},
+            **placed,
+            **{**plain, "sources": tuple(plain["sources"])},
         )
-
-
-def imbalance(loads_BMP: NDArray[np.int64]) -> float:
-    """Return max / mean bucket cost of the worst part; 1.0 where a part costs nothing.
-
-    loads_BMP: (B, M, P) cost.
-    """
-    bucket_BP = loads_BMP.sum(axis=1)
-    mean_P = bucket_BP.mean(axis=0)
-    costly_P = mean_P > 0
-    if not costly_P.any():
-        return 1.0
-    return float((bucket_BP.max(axis=0)[costly_P] / mean_P[costly_P]).max())
 
 
 def draw_digest(step: int, sources: Sequence[str], table: Metadata) -> str:
@@ -226,11 +179,3 @@ def draw_digest(step: int, sources: Sequence[str], table: Metadata) -> str:
     """
     name_S = np.array([zlib.crc32(name.encode()) for name in sources], np.int64)
     return array_digest(str(step), [name_S[table["source"]], *(table[name] for name in _DRAWN)])
-
-
-def array_digest(head: str, columns: list[NDArray[Any]]) -> str:
-    """Return a hash of integer arrays, the same on every platform."""
-    digest = hashlib.blake2b(head.encode(), digest_size=16)
-    for column in columns:
-        digest.update(np.ascontiguousarray(column, "<i8").tobytes())
-    return digest.hexdigest()

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from megadask.planner.errors import PlanError
 
 Ints = NDArray[np.int64]
+from typing import Any, Literal
+
+Sync = Literal["part", "step"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,6 +50,10 @@ class Problem:
     max_items: int | None = None
     start_N: Ints | None = None
     equal_counts: bool = False
+    group_size: Any = None
+    sync: Any = "part"
+    speed_B: Any = None
+    transfer_NB: Any = None
 
     def __post_init__(self) -> None:
         cost_NP = self.cost_NP

@@ -5,17 +5,25 @@ Axes: N spans, B buckets, M microbatches, P parts of the cost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner import columnar
+from megadask.planner.digests import array_digest
 from megadask.planner.metadata import Metadata
+from megadask.planner.routing import Routing
+from megadask.planner.topology import Axis, ClientPlaceTree
+from megadask.planner.views import PlanView
+
+VERSION = 1
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TablePlan:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TablePlan(PlanView):
     """Where every span of a table goes, and how even that is.
 
     Attributes
@@ -32,6 +40,10 @@ class TablePlan:
         Lowest max / mean that any assignment could reach: max(1, largest indivisible cost / mean).
     method
         How spans were placed.
+    topology, axis
+        The job that was planned for, and what its buckets are for.
+    routing
+        Modality to where its items are encoded, of those that were selected.
     """
 
     table: Metadata
@@ -40,53 +52,60 @@ class TablePlan:
     loads: NDArray[np.float64]
     bound: float
     method: str
+    topology: ClientPlaceTree
+    axis: Axis
+    routing: Mapping[str, Routing] = field(default_factory=dict)
 
-    @property
-    def num_buckets(self) -> int:
-        """B."""
-        return int(self.loads.shape[0])
-
-    @property
-    def num_microbatches(self) -> int:
-        """M."""
-        return int(self.loads.shape[1])
-
-    @property
-    def imbalance(self) -> float:
-        """Max / mean bucket cost, of the worst part; 1.0 where there is no cost."""
-        load_BP = self.loads.sum(axis=1)
-        mean_P = load_BP.mean(axis=0)
-        costly_P = mean_P > 0
-        return float((load_BP.max(axis=0)[costly_P] / mean_P[costly_P]).max(initial=1.0))
+    @cached_property
+    def digest(self) -> str:
+        """A hash of where every span and every item goes, the same on every platform."""
+        columns = [self.assignment, self.microbatch]
+        for name in sorted(self.routing):
+            columns += [self.routing[name].encoder_I, self.routing[name].turn_I]
+        return array_digest(f"{self.loads.shape}", columns)
 
     def __repr__(self) -> str:
+        routed = "".join(
+            f"; {name}: {len(routing.span_I)} items over {len(routing.loads)} encoders, "
+            f"max/mean {routing.imbalance:.4f}"
+            for name, routing in sorted(self.routing.items())
+        )
         return (
             f"TablePlan({len(self.assignment)} spans over {self.num_buckets} buckets x "
             f"{self.num_microbatches} microbatches by {self.method!r}: "
-            f"max/mean {self.imbalance:.4f}, bound {self.bound:.4f})"
+            f"max/mean {self.imbalance:.4f}, bound {self.bound:.4f}{routed})"
         )
 
-    def _repr_html_(self) -> str:
-        """Show the load of every bucket, heaviest first, as bars stacked by part."""
-        load_BP = self.loads.sum(axis=1)
-        order = np.argsort(-load_BP.sum(axis=1), kind="stable")
-        scale = 100.0 / max(float(load_BP.sum(axis=1).max(initial=0.0)), np.finfo(float).tiny)
-        width = max(1, 640 // max(1, len(order)))
-        bars = []
-        for place, bucket in enumerate(order.tolist()):
-            top = 100.0
-            for part, load in enumerate(load_BP[bucket].tolist()):
-                top -= load * scale
-                bars.append(
-                    f'<rect x="{place * width}" y="{top:.2f}" width="{max(1, width - 1)}" '
-                    f'height="{load * scale:.2f}" fill="hsl({210 + 110 * part}, 55%, 50%)">'
-                    f"<title>bucket {bucket}, part {part}: {load:.4g}</title></rect>"
-                )
-        mean = 100.0 - float(load_BP.sum(axis=1).mean()) * scale if len(order) else 100.0
-        right = len(order) * width
-        line = f'<line x1="0" x2="{right}" y1="{mean:.2f}" y2="{mean:.2f}" stroke="#333"/>'
-        return (
-            f"<div><code>{escape(repr(self))}</code></div>"
-            f'<svg width="{right}" height="100" role="img" '
-            f'aria-label="cost of each bucket">{"".join(bars)}{line}</svg>'
+    def to_arrow(self) -> bytes:
+        """Return the plan as an Arrow IPC stream; `from_arrow` inverts it."""
+        placed = {"plan:bucket": self.assignment, "plan:microbatch": self.microbatch}
+        header = {
+            "shape": self.loads.shape,
+            "loads": self.loads.ravel().tolist(),
+            "bound": self.bound,
+            "method": self.method,
+            "topology": self.topology.to_dict(),
+            "axis": self.axis,
+        }
+        parts = {name: routing.to_arrow() for name, routing in self.routing.items()}
+        return columnar.write(
+            "table plan", VERSION, self.table.with_columns(**placed), header, parts
+        )
+
+    @classmethod
+    def from_arrow(cls, data: bytes) -> TablePlan:
+        """Read a plan back. Raises StateError for another version."""
+        table, header, parts = columnar.read("table plan", VERSION, data)
+        columns = dict(table.columns)
+        axis = header["axis"]
+        return cls(
+            assignment=columns.pop("plan:bucket"),
+            microbatch=columns.pop("plan:microbatch"),
+            table=Metadata(columns, table.ragged),
+            loads=np.array(header["loads"], np.float64).reshape(header["shape"]),
+            bound=header["bound"],
+            method=header["method"],
+            topology=ClientPlaceTree.from_dict(header["topology"]),
+            axis=axis if isinstance(axis, str) else tuple(axis),
+            routing={name: Routing.from_arrow(part) for name, part in parts.items()},
         )

@@ -141,7 +141,7 @@ class PlannerActor:
         drawn = await self._draw(state, share_S)
         total = int(share_S.sum())
         mixture = {n: int(s) / total for n, s in zip(names, share_S, strict=True) if s}
-        inputs = (drawn, spec.strategy, spec.batching, spec.num_buckets, mixture)
+        inputs = (drawn, spec.strategy, spec.batching, spec.topology, mixture)
         if self._rest is None:
             return drawn, await asyncio.to_thread(place, *inputs)
         digest = draw_digest(drawn.step, list(spec.lanes), drawn.table)

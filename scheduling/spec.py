@@ -11,8 +11,8 @@ import numpy as np
 from megadask.planner.batching import Packed
 from megadask.planner.draw import DrawRules
 from megadask.planner.errors import ConfigError
-from megadask.planner.graph import Strategy
 from megadask.planner.schedule import StepSchedule
+from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.reading import Reader
 

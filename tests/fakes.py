@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from megadask.planner.batching import Packed
 from megadask.planner.draw import Draw, DrawRules, Rows, Starved, draw, is_before, rows_after
-from megadask.planner.graph import Strategy
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata, concat
 from megadask.planner.place import place
 from megadask.planner.plan import Plan
 from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.state import LaneCursor, PlannerState, SourceState
+from megadask.planner.strategy import Strategy
+from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.reading import BadRecord, Shard, fingerprint_shards
 
 SpanKey = tuple[int, int, int, int, int, int]  # source, epoch, lane, position, start, stop
@@ -201,8 +202,8 @@ class Driver:
         return self.place(self.draw())
 
     def place(self, drawn: Draw) -> Plan:
-        batching = self.rules.batching
-        return place(drawn, self._strategy, batching, self._num_buckets, self.mixture)
+        topology = ClientPlaceTree(dp=self._num_buckets)
+        return place(drawn, self._strategy, self.rules.batching, topology, self.mixture)
 
     def draws(self, most: int = 1000) -> Iterator[Draw]:
         """Yield the steps up to the end of the data, at most so many."""

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from megadask.planner import costs
 from megadask.planner.errors import ConfigError
-from megadask.planner.graph import DGraph, Strategy
+from megadask.planner.graph import DGraph
 from megadask.planner.metadata import Metadata, Ragged
 from megadask.planner.schedule import Schedule
+from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 
 
@@ -140,7 +141,7 @@ def test_plan_of_a_table(
     tokens: list[int], buckets: int, microbatches: int, equal_counts: bool, method: str
 ) -> None:
     graph = DGraph.from_metadata({"tokens": tokens}, topology=ClientPlaceTree(dp=buckets))
-    graph.distribute("dp", microbatches).balance(method, equal_counts=equal_counts)  # type: ignore[arg-type]
+    graph.distribute("dp", microbatches=microbatches).balance(method, equal_counts=equal_counts)  # type: ignore[arg-type]
     plan = graph.plan()
     assert plan.assignment.shape == plan.microbatch.shape == (len(tokens),)
     assert plan.loads.shape == (buckets, microbatches, 1)

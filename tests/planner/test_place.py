@@ -15,9 +15,10 @@ from megadask.planner.balance import Method
 from megadask.planner.batching import Packed
 from megadask.planner.costs import Transformer
 from megadask.planner.draw import Draw, DrawRules
-from megadask.planner.graph import Strategy
 from megadask.planner.place import place_rest
 from megadask.planner.plan import Plan
+from megadask.planner.strategy import Strategy
+from megadask.planner.topology import ClientPlaceTree
 from tests.fakes import Driver, MemorySource, ok, spans
 from tests.strategies import World, few_laws, laws, worlds
 
@@ -131,7 +132,7 @@ class Interrupted:
             self.drawn,
             strategy,
             self.driver.rules.batching,
-            num_buckets,
+            ClientPlaceTree(dp=num_buckets),
             self.driver.mixture,
             consumed_N=plan.microbatch_N < microbatch,
             first_microbatch=microbatch,

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from megadask.planner.batching import Packed
 from megadask.planner.draw import Draw, DrawRules
 from megadask.planner.errors import ConfigError, StateError
-from megadask.planner.graph import Strategy
 from megadask.planner.ids import Verdict
 from megadask.planner.place import place_rest
 from megadask.planner.plan import Plan
 from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
+from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.errors import ClaimError, ServiceError, StaleError
 from megadask.scheduling.point import Point
@@ -79,7 +79,7 @@ class Run:
             drawn,
             Strategy(),
             BATCHING,
-            self.record.topology.num_buckets("dp"),
+            self.record.topology,
             self.driver.mixture,
             consumed_N=point.consumed_N(drawn.table.num_rows),
             first_microbatch=point.microbatch,
