@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from megadask import errors, readers, transforms
     from megadask.loader import Loader, connect
-    from megadask.pipeline import Pipeline, Source
+    from megadask.pipeline import Pipeline
     from megadask.planner import costs
     from megadask.planner.batching import Packed
     from megadask.planner.graph import DGraph
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from megadask.planner.topology import ClientPlaceTree
     from megadask.scheduling.spec import Limits
     from megadask.service import Service, serve
+    from megadask.source import Source
 
     __version__: str
 
@@ -54,7 +55,7 @@ _HOMES = {
     "SampleId": "megadask.planner.ids:SampleId",
     "Schedule": "megadask.planner.schedule:Schedule",
     "Service": "megadask.service:Service",
-    "Source": "megadask.pipeline:Source",
+    "Source": "megadask.source:Source",
     "connect": "megadask.loader:connect",
     "costs": "megadask.planner.costs",
     "errors": "megadask.errors",

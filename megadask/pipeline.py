@@ -1,4 +1,4 @@
-"""Declare what to load: sources, topology, strategy, batching. Checked when it is made."""
+"""Declare what feeds a job: sources, topology, strategy, batching. Checked when it is made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import cloudpickle
 
@@ -20,99 +20,10 @@ from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 from megadask.saved import another_pipeline, differences
-from megadask.scheduling.lanes import shards_of
-from megadask.scheduling.reading import Reader, fingerprint_shards
-from megadask.scheduling.spec import Limits, OnError, RunSpec, SourceSpec
-from megadask.transforms import Transform, transform_fingerprint, wants_rng
-
-
-@dataclass(frozen=True)
-class Source:
-    """A named, ordered, re-readable stream of records, with a transform.
-
-    Parameters
-    ----------
-    name
-        Unique in the pipeline; weights and sample ids use it.
-    reader
-        Yields the records; see `megadask.readers`.
-    transform
-        Maps a record to a sample, a dict with ``tokens``; None drops the record. With a second
-        parameter ``rng`` it gets a generator keyed by the sample. Without a transform the records
-        must be samples.
-    lanes
-        Ordered sub-streams that the source is read in; fewer where there are fewer shards. Belongs
-        to the order of the data: changing it changes what a step consists of.
-    loaders
-        Source Loaders that share the lanes. Changes nothing but speed.
-    on_error
-        What a record that cannot be decoded or transformed does: ``"raise"`` ends the run with the
-        record's own error, ``"skip"`` passes it over and counts it.
-    max_consecutive_errors
-        So many skips in a row end the run all the same.
-    metadata
-        Names of scalars of the samples that cost functions want as columns.
-    shares_files
-        Allow other sources to read the same files.
-    """
-
-    name: str
-    reader: Reader
-    transform: Transform | Callable[..., Any] | None = None
-    lanes: int = 16
-    loaders: int = 1
-    on_error: OnError = "raise"
-    max_consecutive_errors: int = 100
-    metadata: tuple[str, ...] = ()
-    shares_files: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name or "/" in self.name:
-            raise ConfigError("Source(name)", got=repr(self.name), limit="a string without '/'")
-        for what in ("lanes", "loaders", "max_consecutive_errors"):
-            value = getattr(self, what)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(
-                    f"Source({self.name!r}, {what}=)", got=repr(value), limit="an integer >= 1"
-                )
-        if self.on_error not in get_args(OnError):
-            raise ConfigError(
-                f"Source({self.name!r}, on_error=)",
-                got=repr(self.on_error),
-                limit=f"one of {get_args(OnError)}",
-            )
-        if not isinstance(self.reader, Reader):
-            raise ConfigError(
-                f"Source({self.name!r}, reader)",
-                got=type(self.reader).__name__,
-                limit="an object with shards(), read(), fingerprint() and paths()",
-                remedy="See megadask.readers.",
-            )
-        if self.transform is not None and not callable(self.transform):
-            raise ConfigError(f"Source({self.name!r}, transform=)", got=repr(self.transform))
-        object.__setattr__(self, "metadata", tuple(self.metadata))
-
-    @property
-    def num_lanes(self) -> int:
-        """Lanes that the source is read in, at most one for each shard."""
-        return min(self.lanes, len(self.reader.shards()))
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes in storage, as far as known."""
-        return sum(shard.size_bytes or 0 for shard in self.reader.shards())
-
-    @property
-    def lane_rows(self) -> tuple[int, ...] | None:
-        """Records of each lane in an epoch, None where the reader does not know."""
-        shards = self.reader.shards()
-        rows = [shard.rows for shard in shards]
-        if any(count is None for count in rows):
-            return None
-        lanes = range(self.num_lanes)
-        return tuple(
-            sum(rows[i] or 0 for i in shards_of(lane, self.num_lanes, len(rows))) for lane in lanes
-        )
+from megadask.scheduling.reading import fingerprint_shards
+from megadask.scheduling.spec import Limits, RunSpec, SourceSpec
+from megadask.source import Source
+from megadask.transforms import transform_fingerprint, wants_rng
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +187,7 @@ class Pipeline:
     def source_specs(self) -> dict[str, SourceSpec]:
         """Return what the Source Loaders need to know, by source."""
         scalars = sorted({name for source in self.sources for name in source.metadata})
+        modalities = sorted(self._modalities)
         return {
             source.name: SourceSpec(
                 name=source.name,
@@ -288,6 +200,7 @@ class Pipeline:
                 on_error=source.on_error,
                 max_consecutive_errors=source.max_consecutive_errors,
                 scalars=tuple(scalars),
+                modalities=tuple(modalities),
                 batching=self.batching,
             )
             for index, source in enumerate(self.sources)
@@ -335,12 +248,30 @@ class Pipeline:
                 limit=f"a multiple of {slots}: {strategy.axis} has "
                 f"{tree.num_buckets(strategy.axis)} buckets of micro_batch={batching.micro_batch}",
             )
+        unknown = sorted(set(strategy.selections) - self._modalities)
+        if unknown:
+            raise ConfigError(
+                "select(modality) of a modality that no source reports",
+                got=unknown,
+                limit=f"one of {sorted(self._modalities)}",
+                remedy="Name it in Source(modalities=).",
+            )
+        if strategy.max_tokens is not None:
+            raise ConfigError(
+                "balance(max_tokens=) in a pipeline",
+                got=strategy.max_tokens,
+                remedy="Packed(seq_len=, micro_batch=) says how many tokens a microbatch takes.",
+            )
         if strategy.microbatches is not None:
             raise ConfigError(
                 "distribute(microbatches=) in a pipeline",
                 got=strategy.microbatches,
                 remedy="Packed(global_batch=, micro_batch=) says how many microbatches there are.",
             )
+
+    @property
+    def _modalities(self) -> set[str]:
+        return {name for source in self.sources for name in source.modalities}
 
     def _check_pickles(self) -> None:
         for source in self.sources:

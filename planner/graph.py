@@ -208,11 +208,7 @@ def _table(columns: Mapping[str, Any]) -> Metadata:
         if isinstance(column, Ragged):
             items[name] = column
         elif len(column) and isinstance(column[0], list | tuple | np.ndarray):
-            counts = np.array([len(row) for row in column], np.int64)
-            items[name] = Ragged(
-                np.concatenate([np.asarray(row, np.int64) for row in column]),
-                np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            )
+            items[name] = Ragged.of(column)
         else:
             arrays[name] = _column(column)
     return Metadata(arrays, items)

@@ -43,6 +43,13 @@ class Ragged:
     lengths_I: NDArray[np.int64]
     offsets: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        """Return the lengths of some rows of items."""
+        counts = np.array([len(row) for row in rows], np.int64)
+        lengths = np.array([length for row in rows for length in row], np.int64)
+        return cls(lengths, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
     def take(self, rows: NDArray[np.integer]) -> Ragged:
         """Return the items of the given rows, in their order."""
         counts = np.diff(self.offsets)[rows]

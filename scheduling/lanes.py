@@ -173,6 +173,8 @@ def _transform(
     if sample is None:
         return None
     sample = check_sample(sample)
+    for name in spec.modalities:
+        item_lengths(sample, name)  # raises for what is no list of items
     return {**sample, **{name: scalar(sample, name) for name in spec.scalars}}
 
 
@@ -211,6 +213,24 @@ def scalar(sample: Sample, name: str) -> float:
         return np.nan if value is None else float(value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"a sample's scalar {name!r}", got=repr(value)) from error
+
+
+def item_lengths(sample: Sample, modality: str) -> list[int]:
+    """Return the length of every item of a modality, [] where a sample has none.
+
+    The length of an item is that of its first axis: patches, frames. Raises ConfigError for
+    anything but a list of arrays.
+    """
+    items = sample.get(modality)
+    if items is None:
+        return []
+    if not isinstance(items, list | tuple) or not all(np.ndim(item) for item in items):
+        raise ConfigError(
+            f"a sample's items {modality!r}",
+            got=type(items).__name__,
+            limit="a list of arrays with one row a patch or frame",
+        )
+    return [len(item) for item in items]
 
 
 def _where(spec: SourceSpec, shard: int, row: int) -> str:

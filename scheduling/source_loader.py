@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
-from megadask.planner.metadata import SPAN_COLUMNS, Metadata
+from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.cache import SampleCache
 from megadask.scheduling.errors import SourceError
-from megadask.scheduling.lanes import Read, Sample, lane_shards, read_lane, read_rows
+from megadask.scheduling.lanes import Read, Sample, item_lengths, lane_shards, read_lane, read_rows
 from megadask.scheduling.spec import SourceSpec
 
 #: Fields of a sample that are delivered.
@@ -171,23 +171,26 @@ class SourceLoader:
             _close(opened.reads)
 
     def _spans(self, epoch: int, lane: int, read: Read) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a record in the order of SPAN_COLUMNS, then the scalars."""
+        """Yield the rows of a record: SPAN_COLUMNS, the scalars, the item lengths by modality."""
         place = (self.spec.index, epoch, lane, read.position, read.shard, read.row)
         if read.reason is not None and len(self.skip_reasons) < KEPT_REASONS:
             self.skip_reasons.append(read.reason)
         cuts = [] if read.sample is None else self._cut(lane, read)
         if read.sample is None or not cuts:
             verdict = Verdict.FILTERED if read.verdict is Verdict.OK else read.verdict
-            yield (*place, 0, 0, verdict, 0, 0, 0, 0, 0, *(np.nan for _ in self.spec.scalars))
+            nothing = (*(np.nan for _ in self.spec.scalars), *([] for _ in self.spec.modalities))
+            yield (*place, 0, 0, verdict, 0, 0, 0, 0, 0, *nothing)
             return
         size_bytes, checksum = _weigh(read.sample)
         self.cache.put((epoch, lane, read.position), _payload(read.sample), size_bytes)
         length = cuts[-1][1]
         scalars = [read.sample[name] for name in self.spec.scalars]
+        items = [item_lengths(read.sample, name) for name in self.spec.modalities]
         for start, stop in cuts:
             loss = _num_targets(read.sample, start, stop, length)
             counts = (stop - start, length, loss, size_bytes, checksum)
-            yield (*place, start, stop, Verdict.OK, *counts, *scalars)
+            yield (*place, start, stop, Verdict.OK, *counts, *scalars, *items)
+            items = [[] for _ in items]  # items come with the first span of their sample
 
     def _cut(self, lane: int, read: Read) -> list[tuple[int, int]]:
         assert read.sample is not None
@@ -199,14 +202,15 @@ class SourceLoader:
             raise
 
     def _table(self, rows: list[tuple[Any, ...]]) -> Metadata:
-        names = [*SPAN_COLUMNS, *self.spec.scalars]
+        names = [*SPAN_COLUMNS, *self.spec.scalars, *self.spec.modalities]
         columns = zip(*rows, strict=True) if rows else [()] * len(names)
-        return Metadata(
-            {
-                name: np.array(column, SPAN_COLUMNS.get(name, "float64"))
-                for name, column in zip(names, columns, strict=True)
-            }
-        )
+        by_name = dict(zip(names, columns, strict=True))
+        items = {name: Ragged.of(by_name.pop(name)) for name in self.spec.modalities}
+        arrays = {
+            name: np.array(column, SPAN_COLUMNS.get(name, "float64"))
+            for name, column in by_name.items()
+        }
+        return Metadata(arrays, items)
 
     def _samples(self, wanted: Metadata) -> dict[tuple[int, int, int], Sample]:
         """Return the samples of all rows, from the cache or read again and checked."""

@@ -45,6 +45,8 @@ class SourceSpec:
         So many skips in a row are fatal.
     scalars
         Names of the scalars that become metadata columns, over all sources.
+    modalities
+        Names of the lists of items whose lengths become metadata, over all sources.
     batching
         How documents are cut into spans.
     """
@@ -59,6 +61,7 @@ class SourceSpec:
     on_error: OnError
     max_consecutive_errors: int
     scalars: tuple[str, ...]
+    modalities: tuple[str, ...]
     batching: Packed
 
     def generator(self, epoch: int, lane: int, position: int) -> np.random.Generator:

@@ -130,7 +130,11 @@ def test_encoder_work_spreads_over_the_world_while_spans_stay_on_dp() -> None:
 
 def test_turns_even_out_over_the_step() -> None:
     """Two turns with one item each go to different ranks."""
-    routing = a_plan([[100], [100], [], []], ClientPlaceTree(dp=2), "microbatch").routing["image"]
+    table = DGraph.from_metadata(a_table([[100], [100]])).table
+    assert table is not None
+    placed = (table, np.array([0, 1]), np.array([0, 1]), 2)
+    selection = Selection(axis="world", encode="microbatch")
+    routing = route("image", selection, ClientPlaceTree(dp=2), *placed)
     assert sorted(routing.encoder_I.tolist()) == [0, 1]
     assert routing.imbalance == routing.bound == 2.0  # each turn waits for its only item
 

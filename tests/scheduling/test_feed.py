@@ -63,6 +63,7 @@ def source(content: list[list[Any]], lanes: int) -> SourceSpec:
         on_error="skip",
         max_consecutive_errors=100,
         scalars=(),
+        modalities=(),
         batching=BATCHING,
     )
 

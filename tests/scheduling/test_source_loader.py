@@ -51,6 +51,7 @@ def spec(reader: MemoryReader, **changes: Any) -> SourceSpec:
         "on_error": "raise",
         "max_consecutive_errors": 100,
         "scalars": (),
+        "modalities": (),
         "batching": BATCHING,
     }
     return SourceSpec(**(declared | changes))
@@ -536,6 +537,19 @@ def test_only_what_is_delivered_is_kept() -> None:
     assert one.cache.bytes == 32
     [(sample, _)] = one.cache._fresh.values()
     assert list(sample) == ["tokens"]
+
+
+def test_items_are_ragged_columns_and_come_with_the_first_span() -> None:
+    patches = [np.zeros((3, 8)), np.zeros((5, 8))]
+    records = [{"tokens": np.arange(200), "image": patches}, {"tokens": [1]}, {"tokens": []}]
+    ragged = everything(loader(records, modalities=("image",))).ragged["image"]
+    assert ragged.lengths_I.tolist() == [3, 5]
+    counts = np.diff(ragged.offsets).tolist()
+    assert len(counts) > 3  # the first record is cut into several spans
+    assert counts == [2, *[0] * (len(counts) - 1)]
+    one = loader([{"tokens": [1], "image": np.zeros(3)}], modalities=("image",))
+    with pytest.raises(ConfigError, match=r"items 'image'.*ndarray"):
+        everything(one)
 
 
 def test_scalars_are_columns_nan_where_there_is_none() -> None:
