@@ -23,6 +23,7 @@ from megadask.planner.balance import (
     lower_bound,
 )
 from megadask.planner.costs import Cost, Tokens, evaluate, unit_of
+from megadask.planner.cp import Context, LayoutChoice
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
 from megadask.planner.metadata import Metadata, Ragged
@@ -56,6 +57,8 @@ class Strategy:
         Whether buckets get equal numbers of items; None: where nothing else fixes them.
     broadcast_axes
         Axes along which only the first rank fetches.
+    context
+        How packs are cut for context parallelism.
     """
 
     mix: StepSchedule | None = None
@@ -67,6 +70,7 @@ class Strategy:
     options: Mapping[str, Any] = field(default_factory=dict)
     equal_counts: bool | None = None
     broadcast_axes: tuple[str, ...] = ()
+    context: Context = field(default_factory=Context)
 
     def fingerprint(self) -> str:
         """Return a hash of the strategy, equal in all processes that declare the same."""
@@ -156,6 +160,7 @@ class DGraph:
             )
         axis = axis if isinstance(axis, str) else tuple(axis)
         self._check_axes(axis, self._strategy.broadcast_axes)
+        self._check_context(axis, self._strategy.context)
         return self._record(axis=axis, microbatches=microbatches)
 
     def cost(self, cost: Cost) -> DGraph:
@@ -198,6 +203,21 @@ class DGraph:
         self._check_axes(self._strategy.axis, axes)
         return self._record(broadcast_axes=axes)
 
+    def context(self, layout: LayoutChoice = "auto", *, tile: int = 128) -> DGraph:
+        """Set how packs are cut for the ranks of a context-parallel group; see `cp`.
+
+        Parameters
+        ----------
+        layout
+            ``"document"`` cuts every document, as without this primitive; ``"sequence"`` the pack
+            as a whole; ``"auto"`` whichever costs a step less.
+        tile
+            Query tokens that the attention kernel computes together, for ``"auto"``.
+        """
+        context = Context(layout=layout, tile=tile)
+        self._check_context(self._strategy.axis, context)
+        return self._record(context=context)
+
     def freeze(self) -> Strategy:
         """Return what was recorded."""
         return self._strategy
@@ -237,6 +257,14 @@ class DGraph:
                 f"broadcast_at({sized[0]!r}) and distribute({axis!r})",
                 got="ranks with data of their own",
                 limit="broadcast along axes that are not distributed over",
+            )
+
+    def _check_context(self, axis: Axis, context: Context) -> None:
+        if context.layout != "document" and self.topology.num_slices(axis) < self.topology.cp:
+            raise ConfigError(
+                f"context({context.layout!r}) and distribute({axis!r})",
+                got="context-parallel ranks with packs of their own",
+                limit="a layout where ranks share packs",
             )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from megadask.planner.balance import Problem, balance, bucket_loads
 from megadask.planner.batching import Packed
 from megadask.planner.costs import evaluate
+from megadask.planner.cp import Packs, choose_layout
 from megadask.planner.draw import Draw
 from megadask.planner.graph import Strategy
 from megadask.planner.packing import Packing
@@ -23,10 +24,12 @@ def place(
     batching: Packed,
     num_buckets: int,
     mixture: Mapping[str, float],
+    cp: int = 1,
 ) -> Plan:
     """Return the plan of a drawn step.
 
     Every rank gets the same number of microbatches: as many as the packs that the draw filled need.
+    ``cp`` ranks share each bucket, and take slices of its packs.
     """
     if not draw.table.num_rows:
         return _plan(draw, None, np.empty(0, np.int64), num_buckets, batching, mixture)
@@ -34,7 +37,16 @@ def place(
     num_microbatches = -(-used // (num_buckets * batching.micro_batch))
     problem = _problem(draw, strategy, batching, num_buckets, num_microbatches)
     bin_N = balance(problem, strategy.method, **strategy.options)
-    return _plan(draw, problem, bin_N, num_buckets, batching, mixture)
+    plan = _plan(draw, problem, bin_N, num_buckets, batching, mixture)
+    packs = Packs(
+        size_N=batching.padded(draw.table["tokens"]),
+        pack_N=bin_N,
+        offset_N=plan.offset_N,
+        num_packs=problem.num_bins,
+        seq_len=batching.seq_len,
+    )
+    layout = choose_layout(strategy.context, packs, cp, num_buckets, num_microbatches)
+    return replace(plan, cp_layout=layout, assignment_digest="")
 
 
 def place_rest(
@@ -47,13 +59,14 @@ def place_rest(
     consumed_N: NDArray[np.bool_],
     first_microbatch: int,
     assignment_digest: str,
+    cp: int = 1,
 ) -> Plan:
     """Return the plan of what is left of a step that was interrupted at ``first_microbatch``.
 
     Where the step would be placed as it was, the rest stays where it was; on another topology it
     is placed anew, in microbatches numbered from ``first_microbatch`` on.
     """
-    whole = place(draw, strategy, batching, num_buckets, mixture)
+    whole = place(draw, strategy, batching, num_buckets, mixture, cp)
     left_N = ~consumed_N
     if whole.assignment_digest == assignment_digest:
         loads_BMP = whole.loads_BMP.copy()
@@ -72,12 +85,13 @@ def place_rest(
         table=draw.table.take(left_N),
         canonical_pack_N=_repack(draw, batching, np.flatnonzero(left_N)),
     )
-    part = place(rest, strategy, batching, num_buckets, mixture)
+    part = place(rest, strategy, batching, num_buckets, mixture, cp)
     done_BMP = np.zeros((num_buckets, first_microbatch, part.loads_BMP.shape[2]), np.int64)
     return replace(
         whole,
         loads_BMP=np.concatenate([done_BMP, part.loads_BMP], axis=1),
         bound=part.bound,
+        cp_layout=part.cp_layout,
         first_microbatch=first_microbatch,
         assignment_digest="",
         bucket_N=_widen(part.bucket_N, left_N),

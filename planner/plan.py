@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.cp import Layout
 from megadask.planner.errors import StateError
 from megadask.planner.ids import SampleId
 from megadask.planner.metadata import Metadata, Ragged
@@ -46,6 +47,8 @@ class Plan:
         Lowest max / mean that any assignment could reach.
     num_packs
         Packs of one microbatch.
+    cp_layout
+        How the ranks that share a bucket cut its packs; see `cp`.
     first_microbatch
         Where the step begins: above 0 only after resuming in its middle.
     num_loss_tokens
@@ -73,6 +76,7 @@ class Plan:
     loads_BMP: NDArray[np.int64]
     bound: float
     num_packs: int
+    cp_layout: Layout = "document"
     first_microbatch: int = 0
     num_loss_tokens: int
     mixture: Mapping[str, float]
@@ -86,7 +90,10 @@ class Plan:
         if self.assignment_digest:
             return
         columns = [getattr(self, f"{name}_N") for name in _PLACED]
-        digest = array_digest(f"{self.loads_BMP.shape}{self.num_packs}", columns)
+        head = f"{self.loads_BMP.shape}{self.num_packs}"
+        if self.cp_layout != "document":
+            head += self.cp_layout
+        digest = array_digest(head, columns)
         object.__setattr__(self, "assignment_digest", digest)
 
     @property
@@ -145,6 +152,7 @@ class Plan:
             "loads_shape": self.loads_BMP.shape,
             "bound": self.bound,
             "num_packs": self.num_packs,
+            "cp_layout": self.cp_layout,
             "first_microbatch": self.first_microbatch,
             "num_loss_tokens": self.num_loss_tokens,
             "mixture": dict(self.mixture),
@@ -195,6 +203,7 @@ class Plan:
             loads_BMP=np.array(header["loads"], np.int64).reshape(header["loads_shape"]),
             bound=header["bound"],
             num_packs=header["num_packs"],
+            cp_layout=header.get("cp_layout", "document"),
             first_microbatch=header["first_microbatch"],
             num_loss_tokens=header["num_loss_tokens"],
             mixture=header["mixture"],

@@ -143,7 +143,7 @@ class PlannerActor:
         mixture = {n: int(s) / total for n, s in zip(names, share_S, strict=True) if s}
         inputs = (drawn, spec.strategy, spec.batching, spec.num_buckets, mixture)
         if self._rest is None:
-            return drawn, await asyncio.to_thread(place, *inputs)
+            return drawn, await asyncio.to_thread(place, *inputs, spec.num_slices)
         digest = draw_digest(drawn.step, list(spec.lanes), drawn.table)
         if digest != self._rest.draw_digest:
             raise StateError(
@@ -158,6 +158,7 @@ class PlannerActor:
             consumed_N=self._rest.consumed_N(drawn.table.num_rows),
             first_microbatch=self._rest.microbatch,
             assignment_digest=self._rest.assignment_digest,
+            cp=spec.num_slices,
         )
         return drawn, plan
 
