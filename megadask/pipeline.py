@@ -326,12 +326,13 @@ class Pipeline:
                 limit=f"a multiple of {slots}: {strategy.axis} has "
                 f"{tree.num_buckets(strategy.axis)} buckets of micro_batch={batching.micro_batch}",
             )
-        if strategy.microbatches is not None:
-            raise ConfigError(
-                "distribute(microbatches=) in a pipeline",
-                got=strategy.microbatches,
-                remedy="Packed(global_batch=, micro_batch=) says how many microbatches there are.",
-            )
+        for name, remedy in (
+            ("microbatches", "Packed(global_batch=, micro_batch=) says how many there are."),
+            ("max_tokens", "Packed(seq_len=, micro_batch=) says how many there are."),
+        ):
+            value = getattr(strategy, name)
+            if value is not None:
+                raise ConfigError(f"distribute({name}=) in a pipeline", got=value, remedy=remedy)
 
     def _check_slices(self) -> None:
         """Check that what the layout cuts, documents or packs, can be cut for the ranks."""

@@ -26,6 +26,7 @@ from megadask.planner.costs import Cost, Tokens, evaluate, unit_of
 from megadask.planner.cp import Context, LayoutChoice
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
+from megadask.planner.hybrid import spread
 from megadask.planner.metadata import Metadata, Ragged
 from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.tableplan import TablePlan
@@ -49,6 +50,8 @@ class Strategy:
         What buckets are for: an axis, several, or ``"world"``.
     microbatches
         Microbatches of a bucket; None: as the batching has it.
+    max_tokens
+        Most tokens of one microbatch of a bucket; None: as the batching has it.
     cost
         What is balanced.
     method, options
@@ -65,6 +68,7 @@ class Strategy:
     mix_by: MixBy = "samples"
     axis: Axis = "dp"
     microbatches: int | None = None
+    max_tokens: int | None = None
     cost: Cost = field(default_factory=Tokens)
     method: Method = "assignment"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -151,17 +155,29 @@ class DGraph:
             check_names(schedule.source_names, self.source_names)
         return self._record(mix=schedule, mix_by=by)
 
-    def distribute(self, axis: Axis, microbatches: int | None = None) -> DGraph:
-        """Set what buckets are for: an axis of the topology, a tuple of axes, or ``"world"``."""
+    def distribute(
+        self, axis: Axis, microbatches: int | None = None, *, max_tokens: int | None = None
+    ) -> DGraph:
+        """Set what buckets are for: an axis of the topology, a tuple of axes, or ``"world"``.
+
+        Over ``("dp", "cp")`` the plan of a table spreads long documents over 2, 4, ... neighbours
+        along cp and leaves short ones whole (`hybrid`), if the balance is "assignment".
+
+        Parameters
+        ----------
+        axis
+            What consumes data of its own.
+        microbatches, max_tokens
+            For plans of a table: microbatches of a bucket, and the most tokens of one of them.
+        """
         self.topology.axes(axis)
-        if microbatches is not None and not _is_count(microbatches):
-            raise ConfigError(
-                "distribute(microbatches=)", got=repr(microbatches), limit="an integer >= 1"
-            )
+        for name, value in (("microbatches", microbatches), ("max_tokens", max_tokens)):
+            if value is not None and not _is_count(value):
+                raise ConfigError(f"distribute({name}=)", got=repr(value), limit="an integer >= 1")
         axis = axis if isinstance(axis, str) else tuple(axis)
         self._check_axes(axis, self._strategy.broadcast_axes)
         self._check_context(axis, self._strategy.context)
-        return self._record(axis=axis, microbatches=microbatches)
+        return self._record(axis=axis, microbatches=microbatches, max_tokens=max_tokens)
 
     def cost(self, cost: Cost) -> DGraph:
         """Set what a span costs: a function of the metadata table, see `costs`."""
@@ -228,20 +244,55 @@ class DGraph:
             raise ConfigError(
                 "this graph has no table to plan", remedy="Make it with DGraph.from_metadata."
             )
-        strategy = self._strategy
+        strategy, tree = self._strategy, self.topology
+        cost_NP = evaluate(strategy.cost, self.table)
+        axes = tree.axes(strategy.axis)
+        if set(axes) == {"dp", "cp"} and tree.cp > 1 and strategy.method == "assignment":
+            return self._plan_spread(self.table, cost_NP)
         problem = Problem(
-            cost_NP=evaluate(strategy.cost, self.table),
-            num_buckets=self.topology.num_buckets(strategy.axis),
+            cost_NP=cost_NP,
+            num_buckets=tree.num_buckets(strategy.axis),
             num_microbatches=strategy.microbatches or 1,
+            size_N=self.table["tokens"],
+            capacity=strategy.max_tokens,
             equal_counts=strategy.equal_counts is not False,
         )
         bin_N = balance(problem, strategy.method, **strategy.options)
         return TablePlan(
             table=self.table,
             assignment=bin_N // problem.num_microbatches,
+            cp_degree=np.ones_like(bin_N),
             microbatch=bin_N % problem.num_microbatches,
             loads=bucket_loads(problem, bin_N) * np.float64(unit_of(strategy.cost)),
             bound=lower_bound(replace(problem, equal_counts=False)),
+            method=strategy.method,
+        )
+
+    def _plan_spread(self, table: Metadata, cost_NP: NDArray[np.int64]) -> TablePlan:
+        """Place spans on context-parallel ranks, the long ones on several."""
+        strategy, tree = self._strategy, self.topology
+        what = f"spreading documents by distribute({strategy.axis!r})"
+        if tree.axes(strategy.axis) != ("dp", "cp"):
+            raise ConfigError(what, got=f"order {tree.order}", limit="cp inside of dp")
+        if cost_NP.shape[1] > 1:
+            raise ConfigError(what, got=f"{cost_NP.shape[1]} parts of the cost", limit="one")
+        if strategy.equal_counts:
+            raise ConfigError(what, got="equal_counts=True", limit="counts that are free")
+        hybrid = spread(
+            cost_NP[:, 0],
+            table["tokens"],
+            dp=tree.dp,
+            cp=tree.cp,
+            microbatches=strategy.microbatches or 1,
+            max_tokens=strategy.max_tokens,
+        )
+        return TablePlan(
+            table=table,
+            assignment=hybrid.group,
+            cp_degree=hybrid.cp_degree,
+            microbatch=hybrid.microbatch,
+            loads=hybrid.loads[:, :, None] * np.float64(unit_of(strategy.cost)),
+            bound=hybrid.bound,
             method=strategy.method,
         )
 

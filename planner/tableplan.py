@@ -24,6 +24,8 @@ class TablePlan:
         (N rows) the spans.
     assignment
         (N,) int64, bucket of each span, -1 where it was not taken.
+    cp_degree
+        (N,) int64, buckets that share each span, from `assignment` on; 1 where it stays whole.
     microbatch
         (N,) int64, microbatch of each span within its bucket.
     loads
@@ -36,6 +38,7 @@ class TablePlan:
 
     table: Metadata
     assignment: NDArray[np.int64]
+    cp_degree: NDArray[np.int64]
     microbatch: NDArray[np.int64]
     loads: NDArray[np.float64]
     bound: float
