@@ -377,6 +377,7 @@ def to_batch(microbatch: Microbatch, sources: list[str]) -> Batch:
     batch["is_last"] = microbatch.is_last
     batch["num_loss_tokens"] = microbatch.num_loss_tokens
     batch["num_loss_tokens_step"] = microbatch.num_loss_tokens_step
+    batch["cp_layout"] = microbatch.cp_layout
     return batch
 
 

@@ -231,15 +231,7 @@ class Pipeline:
 
     def _check_mesh(self) -> None:
         tree, strategy, batching = self.topology, self.frozen_strategy, self.batching
-        if tree.cp > 1:
-            multiple = 2 * tree.cp
-            if batching.pad_to_multiple % multiple:
-                raise ConfigError(
-                    "Packed(pad_to_multiple=) under context parallelism",
-                    got=batching.pad_to_multiple,
-                    limit=f"a multiple of 2 x cp = {multiple}",
-                    remedy="It is part of the draw, so it is not adapted by itself.",
-                )
+        self._check_slices()
         slots = tree.num_buckets(strategy.axis) * batching.micro_batch
         if isinstance(batching.global_batch, int) and batching.global_batch % slots:
             raise ConfigError(
@@ -256,17 +248,26 @@ class Pipeline:
                 limit=f"one of {sorted(self._modalities)}",
                 remedy="Name it in Source(modalities=).",
             )
-        if strategy.max_tokens is not None:
+        packs = "Packed(seq_len=, global_batch=, micro_batch=) says how many there are."
+        for word, value in (
+            ("distribute(microbatches=)", strategy.microbatches),
+            ("balance(max_tokens=)", strategy.max_tokens),
+        ):
+            if value is not None:
+                raise ConfigError(f"{word} in a pipeline", got=value, remedy=packs)
+
+    def _check_slices(self) -> None:
+        """Check that what the layout cuts, documents or packs, can be cut for the ranks."""
+        strategy, batching = self.frozen_strategy, self.batching
+        multiple = 2 * self.topology.num_slices(strategy.axis)
+        layout = strategy.context.layout
+        name = "seq_len" if layout == "sequence" else "pad_to_multiple"
+        if multiple > 2 and getattr(batching, name) % multiple:
             raise ConfigError(
-                "balance(max_tokens=) in a pipeline",
-                got=strategy.max_tokens,
-                remedy="Packed(seq_len=, micro_batch=) says how many tokens a microbatch takes.",
-            )
-        if strategy.microbatches is not None:
-            raise ConfigError(
-                "distribute(microbatches=) in a pipeline",
-                got=strategy.microbatches,
-                remedy="Packed(global_batch=, micro_batch=) says how many microbatches there are.",
+                f"Packed({name}=) under context parallelism by {layout!r}",
+                got=getattr(batching, name),
+                limit=f"a multiple of 2 x cp = {multiple}",
+                remedy="It is part of the draw, so it is not adapted by itself.",
             )
 
     @property

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from megadask.planner.balance import balance, bucket_loads, lower_bound
-from megadask.planner.costs import unit_of
+from megadask.planner.costs import evaluate, unit_of
+from megadask.planner.cp import Context, LayoutChoice
 from megadask.planner.errors import ConfigError
+from megadask.planner.hybrid import spread
 from megadask.planner.metadata import Metadata, Ragged
 from megadask.planner.recorder import ItemGraph, Recorder
 from megadask.planner.routing import route
@@ -139,6 +141,21 @@ class DGraph(Recorder):
         self._check_axes(self._strategy.axis, axes)
         return self._record(broadcast_axes=axes)
 
+    def context(self, layout: LayoutChoice = "auto", *, tile: int = 128) -> DGraph:
+        """Set how packs are cut for the ranks of a context-parallel group; see `cp`.
+
+        Parameters
+        ----------
+        layout
+            ``"document"`` cuts every document, as without this primitive; ``"sequence"`` the pack
+            as a whole; ``"auto"`` whichever costs a step less.
+        tile
+            Query tokens that the attention kernel computes together, for ``"auto"``.
+        """
+        context = Context(layout=layout, tile=tile)
+        self._check_context(self._strategy.axis, context)
+        return self._record(context=context)
+
     def freeze(self) -> Strategy:
         """Return what was recorded."""
         return self._strategy
@@ -149,31 +166,78 @@ class DGraph(Recorder):
             raise ConfigError(
                 "this graph has no table to plan", remedy="Make it with DGraph.from_metadata."
             )
-        strategy, num_microbatches = self._strategy, self._strategy.microbatches or 1
+        strategy = self._strategy
+        spreads = set(self.topology.axes(strategy.axis)) == {"dp", "cp"} and self.topology.cp > 1
+        plan = self._plan_spread if spreads and strategy.method == "assignment" else self._plan
+        placed = plan(self.table, strategy.microbatches or 1)
+        routing = {
+            modality: route(
+                modality,
+                selection,
+                self.topology,
+                self.table,
+                placed.assignment,
+                placed.microbatch,
+                placed.num_microbatches,
+            )
+            for modality, selection in sorted(strategy.selections.items())
+        }
+        return replace(placed, routing=routing)
+
+    def _plan(self, table: Metadata, num_microbatches: int) -> TablePlan:
+        strategy = self._strategy
         problem = strategy.problem(
-            self.table,
+            table,
             self.topology,
             num_microbatches=num_microbatches,
             equal_counts=strategy.equal_counts is not False,
-            size_N=self.table["tokens"],
+            size_N=table["tokens"],
             capacity=strategy.max_tokens,
         )
         bin_N = balance(problem, strategy.method, **strategy.options)
-        bucket_N, microbatch_N = bin_N // num_microbatches, bin_N % num_microbatches
-        placed = (self.table, bucket_N, microbatch_N, num_microbatches)
         return TablePlan(
-            table=self.table,
-            assignment=bucket_N,
-            microbatch=microbatch_N,
+            table=table,
+            assignment=bin_N // num_microbatches,
+            cp_degree=np.ones_like(bin_N),
+            microbatch=bin_N % num_microbatches,
             loads=bucket_loads(problem, bin_N) * np.float64(unit_of(strategy.cost)),
             bound=lower_bound(replace(problem, equal_counts=False)),
             method=strategy.method,
             topology=self.topology,
             axis=strategy.axis,
-            routing={
-                modality: route(modality, selection, self.topology, *placed)
-                for modality, selection in sorted(strategy.selections.items())
-            },
+        )
+
+    def _plan_spread(self, table: Metadata, num_microbatches: int) -> TablePlan:
+        """Place spans on context-parallel ranks, the long ones on several."""
+        strategy, tree = self._strategy, self.topology
+        what = f"spreading documents by distribute({strategy.axis!r})"
+        if tree.axes(strategy.axis) != ("dp", "cp"):
+            raise ConfigError(what, got=f"order {tree.order}", limit="cp inside of dp")
+        cost_NP = evaluate(strategy.cost, table)
+        if cost_NP.shape[1] > 1:
+            raise ConfigError(what, got=f"{cost_NP.shape[1]} parts of the cost", limit="one")
+        for word in ("group_size", "equal_counts", "speeds", "transfer"):
+            value = getattr(strategy, word)
+            if value:
+                raise ConfigError(what, got=f"{word}={value!r}", limit=f"no {word}")
+        hybrid = spread(
+            cost_NP[:, 0],
+            table["tokens"],
+            dp=tree.dp,
+            cp=tree.cp,
+            microbatches=num_microbatches,
+            max_tokens=strategy.max_tokens,
+        )
+        return TablePlan(
+            table=table,
+            assignment=hybrid.group,
+            cp_degree=hybrid.cp_degree,
+            microbatch=hybrid.microbatch,
+            loads=hybrid.loads[:, :, None] * np.float64(unit_of(strategy.cost)),
+            bound=hybrid.bound,
+            method=strategy.method,
+            topology=tree,
+            axis=strategy.axis,
         )
 
     def _record(self, **fields: Any) -> DGraph:
@@ -188,6 +252,7 @@ class DGraph(Recorder):
 
     def _check_axis(self, axis: Axis) -> None:
         self._check_axes(axis, self._strategy.broadcast_axes)
+        self._check_context(axis, self._strategy.context)
 
     def _check_axes(self, axis: Axis, broadcast_axes: tuple[str, ...]) -> None:
         both = sorted(set(self.topology.axes(axis)) & set(broadcast_axes))
@@ -197,6 +262,14 @@ class DGraph(Recorder):
                 f"broadcast_at({sized[0]!r}) and distribute({axis!r})",
                 got="ranks with data of their own",
                 limit="broadcast along axes that are not distributed over",
+            )
+
+    def _check_context(self, axis: Axis, context: Context) -> None:
+        if context.layout != "document" and self.topology.num_slices(axis) < self.topology.cp:
+            raise ConfigError(
+                f"context({context.layout!r}) and distribute({axis!r})",
+                got="context-parallel ranks with packs of their own",
+                limit="a layout where ranks share packs",
             )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from megadask.planner.balance import Problem, balance, bucket_loads, lower_bound
 from megadask.planner.batching import Packed
+from megadask.planner.cp import Packs, choose_layout
 from megadask.planner.draw import Draw
 from megadask.planner.packing import Packing
 from megadask.planner.plan import Plan, draw_digest
@@ -28,6 +29,7 @@ def place(
     """Return the plan of a drawn step.
 
     Every rank gets the same number of microbatches: as many as the packs that the draw filled need.
+    Where context-parallel ranks share a bucket, they take slices of its packs.
     """
     num_buckets = topology.num_buckets(strategy.axis)
     if not draw.table.num_rows:
@@ -37,7 +39,16 @@ def place(
     problem = _problem(draw, strategy, batching, topology, num_microbatches)
     bin_N = balance(problem, strategy.method, **strategy.options)
     plan = _plan(draw, problem, bin_N, num_buckets, batching, mixture)
-    return _routed(plan, strategy, topology, assignment_digest="")
+    cp = topology.num_slices(strategy.axis)
+    packs = Packs(
+        size_N=batching.padded(draw.table["tokens"]),
+        pack_N=bin_N,
+        offset_N=plan.offset_N,
+        num_packs=problem.num_bins,
+        seq_len=batching.seq_len,
+    )
+    layout = choose_layout(strategy.context, packs, cp, num_buckets, num_microbatches)
+    return _routed(replace(plan, cp_layout=layout), strategy, topology, assignment_digest="")
 
 
 def place_rest(
@@ -82,6 +93,7 @@ def place_rest(
         whole,
         loads_BMP=np.concatenate([done_BMP, part.loads_BMP], axis=1),
         bound=part.bound,
+        cp_layout=part.cp_layout,
         first_microbatch=first_microbatch,
         assignment_digest="",
         bucket_N=_widen(part.bucket_N, left_N),
@@ -182,8 +194,6 @@ def _routed(
         )
         for modality, selection in sorted(strategy.selections.items())
     }
-    if not routing:
-        return plan
     return replace(plan, routing=routing, assignment_digest=assignment_digest)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner import columnar
+from megadask.planner.cp import Layout
 from megadask.planner.digests import array_digest
 from megadask.planner.ids import SampleId
 from megadask.planner.metadata import Metadata
@@ -28,6 +29,7 @@ _PLAIN = (
     "sources",
     "bound",
     "num_packs",
+    "cp_layout",
     "first_microbatch",
     "num_loss_tokens",
     "draw_digest",
@@ -59,6 +61,8 @@ class Plan(PlanView):
         Lowest max / mean that any assignment could reach.
     num_packs
         Packs of one microbatch.
+    cp_layout
+        How the ranks that share a bucket cut its packs; see `cp`.
     first_microbatch
         Where the step begins: above 0 only after resuming in its middle.
     num_loss_tokens
@@ -88,6 +92,7 @@ class Plan(PlanView):
     loads_BMP: NDArray[np.int64]
     bound: float
     num_packs: int
+    cp_layout: Layout = "document"
     first_microbatch: int = 0
     num_loss_tokens: int
     mixture: Mapping[str, float]
@@ -104,7 +109,10 @@ class Plan(PlanView):
         columns = [getattr(self, f"{name}_N") for name in _PLACED]
         for name in sorted(self.routing):
             columns += [self.routing[name].encoder_I, self.routing[name].turn_I]
-        digest = array_digest(f"{self.loads_BMP.shape}{self.num_packs}", columns)
+        head = f"{self.loads_BMP.shape}{self.num_packs}"
+        if self.cp_layout != "document":
+            head += self.cp_layout
+        digest = array_digest(head, columns)
         object.__setattr__(self, "assignment_digest", digest)
 
     def __repr__(self) -> str:

@@ -34,6 +34,9 @@ class Recorder:
     ) -> Self:
         """Set what buckets are for.
 
+        Over ``("dp", "cp")`` the plan of a table spreads long documents over 2, 4, ... neighbours
+        along cp and leaves short ones whole (`hybrid`), if the balance is "assignment".
+
         Parameters
         ----------
         axis

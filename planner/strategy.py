@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from megadask.planner.balance import Method, Problem
 from megadask.planner.costs import Cost, Tokens, evaluate, unit_of
+from megadask.planner.cp import Context
 from megadask.planner.errors import CostError
 from megadask.planner.fingerprint import display_name, fingerprint
 from megadask.planner.metadata import Metadata
@@ -133,12 +134,15 @@ class Strategy(Placement):
         Axes along which only the first rank fetches.
     selections
         Modality to how its items are placed.
+    context
+        How packs are cut for context parallelism.
     """
 
     mix: StepSchedule | None = None
     mix_by: MixBy = "samples"
     broadcast_axes: tuple[str, ...] = ()
     selections: Mapping[str, Selection] = field(default_factory=dict)
+    context: Context = field(default_factory=Context)
 
     def fingerprint(self) -> str:
         """Return a hash of the strategy, equal in all processes that declare the same."""

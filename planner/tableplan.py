@@ -20,6 +20,7 @@ from megadask.planner.topology import Axis, ClientPlaceTree
 from megadask.planner.views import PlanView
 
 VERSION = 1
+_PLACED = ("assignment", "cp_degree", "microbatch")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -32,6 +33,8 @@ class TablePlan(PlanView):
         (N rows) the spans.
     assignment
         (N,) int64, bucket of each span, -1 where it was not taken.
+    cp_degree
+        (N,) int64, buckets that share each span, from `assignment` on; 1 where it stays whole.
     microbatch
         (N,) int64, microbatch of each span within its bucket.
     loads
@@ -48,6 +51,7 @@ class TablePlan(PlanView):
 
     table: Metadata
     assignment: NDArray[np.int64]
+    cp_degree: NDArray[np.int64]
     microbatch: NDArray[np.int64]
     loads: NDArray[np.float64]
     bound: float
@@ -59,7 +63,7 @@ class TablePlan(PlanView):
     @cached_property
     def digest(self) -> str:
         """A hash of where every span and every item goes, the same on every platform."""
-        columns = [self.assignment, self.microbatch]
+        columns = [getattr(self, name) for name in _PLACED]
         for name in sorted(self.routing):
             columns += [self.routing[name].encoder_I, self.routing[name].turn_I]
         return array_digest(f"{self.loads.shape}", columns)
@@ -78,7 +82,7 @@ class TablePlan(PlanView):
 
     def to_arrow(self) -> bytes:
         """Return the plan as an Arrow IPC stream; `from_arrow` inverts it."""
-        placed = {"plan:bucket": self.assignment, "plan:microbatch": self.microbatch}
+        placed = {f"plan:{name}": getattr(self, name) for name in _PLACED}
         header = {
             "shape": self.loads.shape,
             "loads": self.loads.ravel().tolist(),
@@ -99,8 +103,7 @@ class TablePlan(PlanView):
         columns = dict(table.columns)
         axis = header["axis"]
         return cls(
-            assignment=columns.pop("plan:bucket"),
-            microbatch=columns.pop("plan:microbatch"),
+            **{name: columns.pop(f"plan:{name}") for name in _PLACED},
             table=Metadata(columns, table.ragged),
             loads=np.array(header["loads"], np.float64).reshape(header["shape"]),
             bound=header["bound"],

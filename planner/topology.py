@@ -90,6 +90,13 @@ class ClientPlaceTree:
         """Return (index, of): which of how many slices of a sequence a rank takes."""
         return self.coords(rank)["cp"], self.cp
 
+    def num_slices(self, axis: Axis) -> int:
+        """Return how many slices of its sequences the ranks of one bucket take between them.
+
+        That is cp, or 1 where it is distributed over: then every cp rank has sequences of its own.
+        """
+        return 1 if "cp" in self.axes(axis) else self.cp
+
     def delivery(self, rank: int, broadcast_axes: Sequence[str]) -> Literal["payload", "broadcast"]:
         """Return whether a rank fetches its data, or gets it by broadcast from the trainers' group.
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.batching import Packed
+from megadask.planner.cp import Layout
 from megadask.planner.errors import ConfigError, PlanError
 
 #: Keys of a batch that `slice_cp` cuts; all are (Q, T).
@@ -128,7 +129,7 @@ def assemble(spec: Packed, pieces: Pieces) -> dict[str, NDArray[Any]]:
 
 
 def slice_cp(
-    batch: Mapping[str, NDArray[Any]], cp_rank: int, cp_size: int
+    batch: Mapping[str, NDArray[Any]], cp_rank: int, cp_size: int, layout: Layout = "document"
 ) -> dict[str, NDArray[Any]]:
     """Return what one context-parallel rank gets of a batch of `assemble`.
 
@@ -139,10 +140,10 @@ def slice_cp(
     Raises
     ------
     ConfigError
-        The pack or a document cannot be cut in 2 x cp equal chunks.
+        What the layout cuts, a document or the pack, is no multiple of 2 x cp.
     """
     positions_QC = cp_positions(
-        batch["cu_seqlens_padded"], int(batch["max_seqlen"]), cp_rank, cp_size
+        batch["cu_seqlens_padded"], int(batch["max_seqlen"]), cp_rank, cp_size, layout
     )
     if cp_size == 1:
         return dict(batch)
@@ -153,13 +154,18 @@ def slice_cp(
 
 
 def cp_positions(
-    cu_seqlens_padded: NDArray[np.integer[Any]], seq_len: int, cp_rank: int, cp_size: int
+    cu_seqlens_padded: NDArray[np.integer[Any]],
+    seq_len: int,
+    cp_rank: int,
+    cp_size: int,
+    layout: Layout = "document",
 ) -> NDArray[np.int64]:
     """Return (Q, C) int64, which tokens of their pack a context-parallel rank gets, in its order.
 
-    Every padded document is cut in 2 x cp chunks; rank r gets chunks r and 2 x cp - 1 - r, so all
-    ranks do the same causal attention. Documents stay in order; the tail of the pack is shared out
-    as one more document. The slices of all ranks are a partition of the pack.
+    In layout "document" every padded document is cut in 2 x cp chunks; rank r gets chunks r and
+    2 x cp - 1 - r, so all ranks do the same causal attention. Documents stay in order; the tail of
+    the pack is shared out as one more document. In layout "sequence" the whole pack is cut so,
+    whatever documents it holds. The slices of all ranks are a partition of the pack.
 
     Parameters
     ----------
@@ -169,6 +175,8 @@ def cp_positions(
         T.
     cp_rank, cp_size
         The rank along the context-parallel axis, from 0, and the length of that axis.
+    layout
+        That of the step's plan.
     """
     if not 0 <= cp_rank < cp_size:
         raise ConfigError("context-parallel rank", got=cp_rank, limit=f"0..{cp_size - 1}")
@@ -178,7 +186,8 @@ def cp_positions(
     if seq_len % chunks:
         raise ConfigError("Packed(seq_len=)", got=seq_len, limit=f"a multiple of 2 x cp = {chunks}")
     tail_Q1 = np.full((num_packs, 1), seq_len)
-    bounds = np.concatenate([cu_seqlens_padded, tail_Q1], axis=1).astype(np.int64)
+    whole = cu_seqlens_padded if layout == "document" else np.zeros_like(tail_Q1)
+    bounds = np.concatenate([whole, tail_Q1], axis=1).astype(np.int64)
     starts, lengths = bounds[:, :-1].ravel(), np.diff(bounds, axis=1).ravel()
     if (lengths % chunks).any():
         raise ConfigError(

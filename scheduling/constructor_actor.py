@@ -60,9 +60,6 @@ class ConstructorActor:
         self._buckets = buckets
         axis, tree = self._spec.strategy.axis, self._spec.topology
         self._bucket_of = {r: b for b in buckets for r in tree.ranks_of(b, axis)}
-        self._slices_cp = (
-            "cp" not in (axis if isinstance(axis, tuple) else (axis,)) and axis != "world"
-        )
         self._partners = Partners(self._worker, run, self._spec.limits)
         self._changed = Signal()
         self._generation = 0
@@ -195,12 +192,15 @@ class ConstructorActor:
         arrays = self._built[slot][bucket]
         tree = self._spec.topology
         index, of = tree.cp_slice(rank)
-        mine = slice_cp(arrays, index, of) if self._slices_cp and of > 1 else arrays
+        if self._spec.num_slices == 1:
+            index, of = 0, 1
+        mine = slice_cp(arrays, index, of, plan.cp_layout)
         header: dict[str, Any] = {
             "microbatch": microbatch,
             "num_loss_tokens": num_loss_tokens(mine),
             "step": step,
             "generation": self._generation,
+            "cp_layout": plan.cp_layout,
         }
         if with_plan:
             header["plan"] = step_header(plan)

@@ -29,6 +29,7 @@ class Microbatch:
     is_last: bool
     num_loss_tokens: int
     num_loss_tokens_step: int
+    cp_layout: str
     ids: NDArray[np.int64]
     arrays: dict[str, NDArray[Any]]
 

@@ -136,3 +136,8 @@ class RunSpec:
     def num_buckets(self) -> int:
         """Consumers along the distributed axis."""
         return self.topology.num_buckets(self.strategy.axis)
+
+    @property
+    def num_slices(self) -> int:
+        """Slices of its packs that the ranks of one bucket take."""
+        return self.topology.num_slices(self.strategy.axis)

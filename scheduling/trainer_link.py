@@ -143,6 +143,7 @@ class TrainerLink:
             is_last=is_last,
             num_loss_tokens=header["num_loss_tokens"],
             num_loss_tokens_step=facts.num_loss_tokens,
+            cp_layout=header["cp_layout"],
             ids=arrays.pop("ids"),
             arrays=arrays,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -101,7 +101,7 @@ def test_a_mask_counts_in_the_loss(client: Client, name: str) -> None:
 
 def test_only_the_keys_that_are_asked_for(client: Client, name: str) -> None:
     facts = {"sample_ids", "spans", "step", "microbatch", "is_last"}
-    facts |= {"num_loss_tokens", "num_loss_tokens_step"}
+    facts |= {"num_loss_tokens", "num_loss_tokens_step", "cp_layout"}
     with md.serve(pipeline(DATA), client, name=name) as service:
         some = run(service, list, keys=["tokens", "cu_seqlens"])
         assert service.audit()["ok"]
@@ -271,25 +271,57 @@ def test_broadcast_ranks_get_facts_and_no_payload(client: Client, name: str) -> 
             else:
                 assert payload <= set(batch)
             assert spans_of(batch) == spans_of(other)
-            for fact in ("step", "microbatch", "is_last", "num_loss_tokens_step"):
+            for fact in ("step", "microbatch", "is_last", "num_loss_tokens_step", "cp_layout"):
                 assert batch[fact] == other[fact]
             assert batch["num_loss_tokens"] == other["num_loss_tokens"]
 
 
-def test_slices_of_context_parallel_ranks_make_up_the_batch(client: Client, name: str) -> None:
+def cut_documents(graph: md.DGraph) -> None:
+    graph.context("document")
+
+
+def cut_packs(graph: md.DGraph) -> None:
+    graph.context("sequence")
+
+
+def cut_either(graph: md.DGraph) -> None:
+    graph.context("auto", tile=16)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "multiple", "layouts"),
+    [
+        (cut_documents, 4, {"document"}),
+        (cut_packs, 1, {"sequence"}),
+        (cut_either, 4, {"document", "sequence"}),
+    ],
+)
+def test_slices_of_context_parallel_ranks_make_up_the_batch(
+    client: Client,
+    name: str,
+    strategy: Callable[[md.DGraph], None],
+    multiple: int,
+    layouts: set[str],
+) -> None:
     tree = md.ClientPlaceTree(dp=2, cp=2)
-    packed = {"pad_to_multiple": 4}
+    packed = {"pad_to_multiple": multiple}
     with md.serve(pipeline(DATA, packed=packed), client, name=f"{name}-1") as service:
         expected = run(service, list)
-    with md.serve(pipeline(DATA, topology=tree, packed=packed), client, name=name) as service:
+    made = pipeline(DATA, topology=tree, packed=packed, strategy=strategy)
+    with md.serve(made, client, name=name) as service:
         ranks = run(service, list)
         assert service.audit()["ok"]
+    assert {batch["cp_layout"] for seen in ranks for batch in seen} == layouts
     for bucket, batches in enumerate(expected):
         first, second = (ranks[rank] for rank in tree.ranks_of(bucket, "dp"))
         for one, two, batch in zip(first, second, batches, strict=True):
             assert one["tokens"].shape == two["tokens"].shape == (1, SEQ // 2)
             assert one["num_loss_tokens"] + two["num_loss_tokens"] == batch["num_loss_tokens"]
-            joined = _join([one, two], batch["cu_seqlens_padded"], cp=2)
+            assert one["cp_layout"] == two["cp_layout"]
+            cuts = batch["cu_seqlens_padded"]
+            joined = _join(
+                [one, two], cuts if one["cp_layout"] == "document" else cuts[:, :1], cp=2
+            )
             for key in ("tokens", "labels", "loss_mask", "position_ids"):
                 assert torch.equal(joined[key], batch[key]), key
             for key in ("cu_seqlens", "cu_seqlens_padded"):
@@ -298,7 +330,7 @@ def test_slices_of_context_parallel_ranks_make_up_the_batch(client: Client, name
 
 
 def _join(slices: Sequence[Mapping[str, Any]], padded: torch.Tensor, cp: int) -> dict[str, Any]:
-    """Put slices together by the definition: chunks r and 2 cp - 1 - r of every document."""
+    """Put slices together by the definition: chunks r and 2 cp - 1 - r of whatever is cut."""
     bounds = [*padded[0].unique().tolist(), SEQ]
     joined = {}
     for key in ("tokens", "labels", "loss_mask", "position_ids"):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megadask.planner import costs
-from megadask.planner.errors import ConfigError
+from megadask.planner.errors import ConfigError, PlanError
 from megadask.planner.graph import DGraph
 from megadask.planner.metadata import Metadata, Ragged
 from megadask.planner.schedule import Schedule
@@ -62,16 +62,19 @@ def test_strategies_survive_the_trip_and_are_told_apart() -> None:
         a_graph().distribute("world"),
         a_graph().distribute(("dp", "tp")),
         a_graph().distribute("dp", microbatches=2),
+        a_graph().balance(max_tokens=2),
         a_graph().cost(costs.Transformer(hidden=64)),
         a_graph().cost(lambda table: table["tokens"] ** 2),
         a_graph().cost(lambda table: table["tokens"] ** 3),
         a_graph().balance("greedy"),
         a_graph().balance("assignment", rounds=7),
         a_graph().broadcast_at("tp"),
+        a_graph().context(),
+        a_graph().context(tile=64),
     ]
     strategies = [graph.freeze() for graph in graphs]
     assert len({strategy.fingerprint() for strategy in strategies}) == len(strategies)
-    for strategy in strategies[:7]:
+    for strategy in strategies[:8]:
         again = pickle.loads(pickle.dumps(strategy))
         assert again == strategy
         assert again.fingerprint() == strategy.fingerprint()
@@ -107,6 +110,7 @@ def test_fingerprint_is_the_same_in_another_process() -> None:
         (lambda graph: graph.distribute("ddp"), "'ddp'"),
         (lambda graph: graph.distribute(("dp", "ep")), "'ep'"),
         (lambda graph: graph.distribute("dp", microbatches=0), "microbatches"),
+        (lambda graph: graph.balance(max_tokens=0.5), "max_tokens.*0.5"),
         (lambda graph: graph.cost(3), r"cost\(fn\)"),
         (lambda graph: graph.cost(costs.Tokens), "Tokens"),
         (lambda graph: graph.cost(object.__new__(type("C", (), {"__call__": id}))), "no fingerp"),
@@ -123,7 +127,7 @@ def test_fingerprint_is_the_same_in_another_process() -> None:
         (lambda graph: DGraph.from_metadata({"tokens": [1, -1]}), "got -1"),
         (lambda graph: DGraph.from_metadata({"tokens": [1], "source": [1, 2]}), "length"),
     ],
-    ids=range(22),
+    ids=range(23),
 )
 def test_bad_words_are_named_at_once(record: object, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
@@ -144,6 +148,7 @@ def test_plan_of_a_table(
     graph.distribute("dp", microbatches=microbatches).balance(method, equal_counts=equal_counts)  # type: ignore[arg-type]
     plan = graph.plan()
     assert plan.assignment.shape == plan.microbatch.shape == (len(tokens),)
+    assert plan.cp_degree.tolist() == [1] * len(tokens)
     assert plan.loads.shape == (buckets, microbatches, 1)
     expected = np.zeros((buckets, microbatches))
     np.add.at(expected, (plan.assignment, plan.microbatch), tokens)
@@ -198,3 +203,45 @@ def test_axis_decides_the_number_of_buckets() -> None:
     assert graph.plan().num_buckets == 4
     assert graph.distribute(("dp", "cp")).plan().num_buckets == 8
     assert graph.distribute("world").plan().num_buckets == 16
+
+
+def test_long_documents_are_spread_over_context_parallel_ranks() -> None:
+    tokens = np.array([8000, 1000, 1000, 1000, 500, 500, 2000, 2000])
+    graph = DGraph.from_metadata({"tokens": tokens}, ClientPlaceTree(dp=2, cp=4))
+    whole = graph.distribute(("dp", "cp")).balance("greedy").plan()
+    assert (whole.imbalance, whole.bound) == (4, 4)
+    plan = graph.balance("assignment").plan()
+    assert plan.cp_degree.tolist() == [4, 1, 1, 1, 1, 1, 1, 1]
+    assert plan.assignment[0] in (0, 4)
+    assert plan.loads.sum() == tokens.sum()
+    assert (plan.bound, plan.imbalance) == (1, 1)
+    with pytest.raises(PlanError, match=r"span 0.*8000.*4 ranks x 1999"):
+        graph.distribute(("dp", "cp")).balance(max_tokens=1999).plan()
+
+
+def test_a_microbatch_of_a_table_plan_has_a_limit_of_tokens() -> None:
+    graph = DGraph.from_metadata({"tokens": [60, 50, 40, 30, 20]}, ClientPlaceTree(dp=2))
+    plan = graph.distribute("dp", microbatches=2).balance(equal_counts=False, max_tokens=60).plan()
+    assert plan.loads.max() <= 60
+    with pytest.raises(PlanError, match="59"):
+        graph.balance(equal_counts=False, max_tokens=59).plan()
+
+
+@pytest.mark.parametrize(
+    ("order", "words", "match"),
+    [
+        (("pp", "cp", "dp", "tp"), {}, "cp inside of dp"),
+        (("pp", "dp", "cp", "tp"), {"equal_counts": True}, "equal_counts"),
+        (("pp", "dp", "cp", "tp"), {"parts": True}, "2 parts"),
+    ],
+)
+def test_what_cannot_be_spread_is_a_named_error(
+    order: tuple[str, ...], words: dict[str, bool], match: str
+) -> None:
+    tree = ClientPlaceTree(dp=2, cp=2, order=order)
+    graph = DGraph.from_metadata({"tokens": [4, 3, 2, 1]}, tree).distribute(("dp", "cp"))
+    if words.pop("parts", False):
+        graph.cost(costs.Parts(costs.Tokens(), costs.Tokens()))
+    with pytest.raises(ConfigError, match=match):
+        graph.balance("assignment", **words).plan()
+    assert graph.balance("greedy").plan().cp_degree.tolist() == [1] * 4

@@ -42,6 +42,7 @@ def plans(draw: st.DrawFn) -> Plan:
         loads_BMP=np.array(draw(loads), np.int64).reshape(shape),
         bound=draw(st.floats(1, 9)),
         num_packs=draw(st.integers(1, 4)),
+        cp_layout=draw(st.sampled_from(["document", "sequence"])),
         first_microbatch=draw(st.integers(0, 3)),
         num_loss_tokens=draw(st.integers(0, 2**40)),
         mixture=draw(st.dictionaries(st.sampled_from(["a", "b"]), st.floats(0, 1))),
@@ -121,6 +122,8 @@ def test_the_assignment_digest_depends_on_places_alone(plan: Plan, data: st.Data
 
     assert digest_with(step=plan.step + 1, num_loss_tokens=9, mixture={}, state="") == digest
     assert digest_with(num_packs=plan.num_packs + 1) != digest
+    other = "sequence" if plan.cp_layout == "document" else "document"
+    assert digest_with(cp_layout=other) != digest
     shape = plan.loads_BMP.shape
     assert digest_with(loads_BMP=np.zeros((shape[0] + 1, *shape[1:]), np.int64)) != digest
     if plan.table.num_rows:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import product
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from megadask.planner.batching import Packed
+from megadask.planner.cp import Layout
 from megadask.planner.errors import ConfigError, PlanError
 from megadask.scheduling.assemble import (
     TOKEN_KEYS,
@@ -22,6 +24,7 @@ from megadask.scheduling.assemble import (
 )
 
 Batch = dict[str, NDArray[Any]]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 Spans = list[tuple[int, int, int]]  # (document, start, stop)
 
 
@@ -137,21 +140,21 @@ def test_a_document_has_the_same_targets_however_it_is_cut_and_sliced(step: Any)
     )
     batches = assemble_all(spec, documents, spans)
     assert targets(batches) == expected
-    for cp_size in (2, 3, 4):
-        slices = [slice_cp(batch, r, cp_size) for batch in batches for r in range(cp_size)]
+    for cp_size, layout in product((2, 3, 4), LAYOUTS):
+        slices = [slice_cp(batch, r, cp_size, layout) for batch in batches for r in range(cp_size)]
         assert targets(slices) == expected
         assert sum(map(num_loss_tokens, slices)) == len(expected)
 
 
-@given(steps(), st.integers(1, 4))
-def test_the_slices_put_together_are_the_batch(step: Any, cp_size: int) -> None:
+@given(steps(), st.integers(1, 4), st.sampled_from(LAYOUTS))
+def test_the_slices_put_together_are_the_batch(step: Any, cp_size: int, layout: Layout) -> None:
     spec, documents, spans = step
     for batch in assemble_all(spec, documents, spans):
         positions = [
-            cp_positions(batch["cu_seqlens_padded"], spec.seq_len, r, cp_size)
+            cp_positions(batch["cu_seqlens_padded"], spec.seq_len, r, cp_size, layout)
             for r in range(cp_size)
         ]
-        slices = [slice_cp(batch, r, cp_size) for r in range(cp_size)]
+        slices = [slice_cp(batch, r, cp_size, layout) for r in range(cp_size)]
         for key in TOKEN_KEYS:
             again = np.full_like(batch[key], -1)
             for where, part in zip(positions, slices, strict=True):
@@ -264,6 +267,16 @@ def test_the_tail_of_a_pack_is_in_no_sequence_and_is_shared_evenly() -> None:
     assert cp_positions(batch["cu_seqlens_padded"], 16, 1, 2).tolist() == [
         [1, 2, 7, 8, 9, 10, 11, 12]
     ]
+
+
+def test_the_pack_as_a_whole_is_cut_whatever_documents_it_holds() -> None:
+    batch = one_pack(Packed(seq_len=16, global_batch=1), [3, 5])
+    first, second = (slice_cp(batch, rank, 2, "sequence") for rank in (0, 1))
+    assert first["tokens"].tolist() == [[1, 2, 3, 4, 0, 0, 0, 0]]
+    assert first["position_ids"].tolist() == [[0, 1, 2, 0, 0, 0, 0, 0]]
+    assert second["position_ids"].tolist() == [[1, 2, 3, 4, 0, 0, 0, 0]]
+    assert (num_loss_tokens(first), num_loss_tokens(second)) == (3, 3)
+    assert first["cu_seqlens"] is batch["cu_seqlens"]
 
 
 def test_the_mask_weighs_the_predicted_token_and_keeps_its_label() -> None:
