@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -274,6 +274,26 @@ def test_broadcast_ranks_get_facts_and_no_payload(client: Client, name: str) -> 
             for fact in ("step", "microbatch", "is_last", "num_loss_tokens_step"):
                 assert batch[fact] == other[fact]
             assert batch["num_loss_tokens"] == other["num_loss_tokens"]
+
+
+@pytest.mark.parametrize("strategy", [None, broadcast_along_tp])
+def test_stages_in_the_middle_get_where_documents_end_and_no_tokens(
+    client: Client, name: str, strategy: Callable[[md.DGraph], None] | None
+) -> None:
+    tree = md.ClientPlaceTree(pp=3, tp=2)
+    with md.serve(pipeline(DATA, topology=tree, strategy=strategy), client, name=name) as service:
+        ranks = run(service, list)
+        assert service.audit()["ok"]
+    for rank in (2, 3):
+        for batch, first in zip(ranks[rank], ranks[0], strict=True):
+            assert not {"tokens", "labels", "loss_mask", "position_ids"} & set(batch)
+            for key in ("cu_seqlens", "cu_seqlens_padded"):
+                assert torch.equal(batch[key], first[key])
+            assert spans_of(batch) == spans_of(first)
+            for fact in ("step", "microbatch", "is_last", "num_loss_tokens", "max_seqlen"):
+                assert batch[fact] == first[fact]
+    for batch, first in zip(ranks[4], ranks[0], strict=True):
+        assert torch.equal(batch["labels"], first["labels"])
 
 
 def test_slices_of_context_parallel_ranks_make_up_the_batch(client: Client, name: str) -> None:
