@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from megadask.planner.errors import ConfigError, CostError
 from megadask.planner.fingerprint import display_name
+from megadask.planner.measured import Measured as Measured
 from megadask.planner.metadata import Metadata
 
 Cost = Callable[[Metadata], ArrayLike]
@@ -46,7 +47,8 @@ class Transformer:
     """Cost of a span in a decoder: forward FLOPs, with those of attention weighted by their pace.
 
     For a span of l tokens and the defaults it is proportional to l + l**2 / (6 hidden). The linear
-    part counts 2 FLOPs a parameter and token; the attention part is causal, 2 l**2 hidden a layer.
+    part counts 2 FLOPs a parameter and token; the attention part 2 l**2 hidden a layer, half of
+    what it is without a causal mask.
 
     Parameters
     ----------
@@ -65,6 +67,8 @@ class Transformer:
         Size of the output layer; 0 leaves it out.
     attention_slowdown
         Time of a FLOP of attention over that of a FLOP of a large matrix product.
+    causal
+        Whether a token attends only to those before it.
     """
 
     hidden: int
@@ -74,9 +78,12 @@ class Transformer:
     active_experts: int = 1
     vocab: int = 0
     attention_slowdown: float = 2.0
+    causal: bool = True
 
     def __post_init__(self) -> None:
         _check_fields(self, positive=("hidden", "layers", "active_experts"))
+        if not isinstance(self.causal, bool):
+            raise ConfigError("Transformer(causal=)", got=repr(self.causal), limit="a bool")
 
     @property
     def flops_per_token(self) -> float:
@@ -94,7 +101,8 @@ class Transformer:
     def __call__(self, table: Metadata) -> NDArray[np.float64]:
         """Return (N,) weighted FLOPs."""
         length_N = table["tokens"].astype(np.float64)
-        per_square = 2.0 * self.layers * self.hidden * self.attention_slowdown
+        per_pair = 2.0 if self.causal else 4.0
+        per_square = per_pair * self.layers * self.hidden * self.attention_slowdown
         return length_N * (self.flops_per_token + per_square * length_N)
 
 
@@ -243,7 +251,7 @@ def _checked(cost: Cost, table: Metadata) -> NDArray[np.float64]:
 def _check_fields(model: Transformer | VisionEncoder, positive: tuple[str, ...]) -> None:
     """Check that the fields of a model are numbers, at least 1 or at least 0."""
     for name, value in vars(model).items():
-        if name == "modality":
+        if name in ("causal", "modality"):
             continue
         least = 1 if name in positive else 0
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

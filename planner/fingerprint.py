@@ -79,7 +79,9 @@ def _canonical(value: Any) -> str:
     if isinstance(value, set | frozenset):
         return "{" + ", ".join(sorted(map(_canonical, value))) + "}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        # What two equal values may differ in, such as how a cost was fitted, does not count.
+        compared = [field.name for field in dataclasses.fields(value) if field.compare]
+        fields = {name: getattr(value, name) for name in compared}
         return f"{_class_name(type(value))}{_canonical(fields)}"
     if isinstance(value, functools.partial):
         return f"partial{_canonical((value.func, value.args, value.keywords))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -12,15 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
+from megadask.planner.meshtree import html_tree, text_tree
 
 #: Axes of parallelism: pipeline, data, context, tensor.
 AXES = ("pp", "dp", "cp", "tp")
+
+#: Sizes of expert parallelism, which divides ranks of these axes anew and adds none.
+EXPERT_SIZES = ("ep", "etp")
 
 #: An axis, several that are distributed over together, or all ranks apart ("world").
 Axis = str | tuple[str, ...]
 
 #: Names under which frameworks split the data axis over several mesh dimensions.
-_DATA_NAMES = ("dp", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate", "shard")
+_DATA_NAMES = (
+    *("dp", "ddp", "fsdp", "batch", "replicate", "shard"),
+    *("dp_replicate", "dp_shard", "dp_shard_mod_ep", "dp_shard_in_ep"),
+)
+
+#: Where a launcher says how many ranks there are, the most particular first.
+_WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS")
+
+#: How a rank comes by a microbatch: see `ClientPlaceTree.delivery`.
+Delivery = Literal["payload", "broadcast", "shapes"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,11 @@ class ClientPlaceTree:
     order
         The axes from the outermost to the innermost: neighbouring ranks differ in the last one. The
         default is that of Megatron-LM (there "tp-cp-dp-pp", the fastest first).
+    ep, etp
+        Expert parallelism: the dp x cp x tp ranks of a pipeline stage, in the order of their
+        numbers, are divided anew into blocks of ep x etp ranks, etp the fastest, as in
+        Megatron-Core. Neighbours along ep hold different experts, those along etp slices of the
+        same. They change nothing about data. Megatron's own default is etp = tp.
     """
 
     dp: int = 1
@@ -41,9 +60,11 @@ class ClientPlaceTree:
     cp: int = 1
     tp: int = 1
     order: tuple[str, ...] = AXES
+    ep: int = 1
+    etp: int = 1
 
     def __post_init__(self) -> None:
-        for axis in AXES:
+        for axis in (*AXES, *EXPERT_SIZES):
             size = getattr(self, axis)
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ConfigError(
@@ -53,6 +74,13 @@ class ClientPlaceTree:
         if sorted(self.order) != sorted(AXES):
             raise ConfigError(
                 "ClientPlaceTree(order=)", got=self.order, limit=f"an order of {AXES}"
+            )
+        stage = self.world_size // self.pp
+        if stage % (self.ep * self.etp):
+            raise ConfigError(
+                f"ClientPlaceTree(ep={self.ep}, etp={self.etp})",
+                got=f"blocks of {self.ep * self.etp} ranks",
+                limit=f"a divisor of dp x cp x tp = {stage}, the ranks of a pipeline stage",
             )
 
     @property
@@ -97,14 +125,44 @@ class ClientPlaceTree:
         """
         return 1 if "cp" in self.axes(axis) else self.cp
 
-    def delivery(self, rank: int, broadcast_axes: Sequence[str]) -> Literal["payload", "broadcast"]:
-        """Return whether a rank fetches its data, or gets it by broadcast from the trainers' group.
+    def delivery(
+        self, rank: int, broadcast_axes: Sequence[str] = (), axis: Axis = "dp"
+    ) -> Delivery:
+        """Return how a rank comes by the microbatches of its bucket.
 
-        The first rank along all ``broadcast_axes`` fetches.
+        ``"payload"`` it fetches the tensors; ``"broadcast"`` another trainer, its
+        `broadcast_root`, does and passes them on; ``"shapes"`` it needs none, only where documents
+        begin and end: a pipeline stage between the first, which needs tokens, and the last, which
+        needs labels. A stage between them that has buckets of its own fetches, and one whose data
+        is broadcast along "pp" gets it so.
+
+        Parameters
+        ----------
+        broadcast_axes
+            The first rank along all of them fetches.
+        axis
+            What buckets are for, as in `bucket_of`.
         """
+        stage = self.coords(rank)["pp"]
+        if 0 < stage < self.pp - 1 and "pp" not in (*broadcast_axes, *self.axes(axis)):
+            return "shapes"
+        return "payload" if self.broadcast_root(rank, broadcast_axes) == rank else "broadcast"
+
+    def broadcast_root(self, rank: int, broadcast_axes: Sequence[str]) -> int:
+        """Return the first rank along these axes, which fetches for this one."""
         coords = self.coords(rank)
         axes = self.axes(tuple(broadcast_axes)) if broadcast_axes else ()
-        return "broadcast" if any(coords[axis] for axis in axes) else "payload"
+        root = [0 if axis in axes else coords[axis] for axis in self.order]
+        return int(np.ravel_multi_index(root, self.shape))
+
+    def expert_group(self, rank: int) -> list[int]:
+        """Return the ranks that between them hold all experts of this rank's layers, rising."""
+        self._check_rank(rank)
+        stage_R = self._bucket_R("pp")
+        ranks = np.flatnonzero(stage_R == stage_R[rank])
+        blocks = ranks.reshape(-1, self.ep, self.etp)
+        block, _, slice_of_expert = np.argwhere(blocks == rank)[0]
+        return [int(other) for other in blocks[block, :, slice_of_expert]]
 
     def axes(self, axis: Axis) -> tuple[str, ...]:
         """Return the axes that a word or a tuple names, in `order`.
@@ -133,30 +191,36 @@ class ClientPlaceTree:
         Parameters
         ----------
         environ
-            Variables to read, those of this process by default: WORLD_SIZE, else SLURM_NTASKS; the
-            rank of this process (RANK, else SLURM_PROCID) must be one of the job's, if it is set.
+            Variables to read, those of this process by default. The number of ranks is WORLD_SIZE
+            (torchrun), else SLURM_NTASKS or its kin, else the tasks of every node by
+            SLURM_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE and SLURM_NNODES; the rank of this process
+            (RANK, else SLURM_PROCID) must be one of the job's, if it is set.
         order
             As in `ClientPlaceTree`.
         **sizes
-            Sizes of the other axes, and of dp to have it checked.
+            Sizes of the other axes, of expert parallelism, and of dp to have it checked.
         """
-        unknown = sorted(set(sizes) - set(AXES))
+        allowed = (*AXES, *EXPERT_SIZES)
+        unknown = sorted(set(sizes) - set(allowed))
         if unknown:
-            raise ConfigError("ClientPlaceTree.from_env: axis", got=unknown, limit=f"among {AXES}")
+            raise ConfigError(
+                "ClientPlaceTree.from_env: axis", got=unknown, limit=f"among {allowed}"
+            )
         variables = os.environ if environ is None else environ
-        world_size = _variable(variables, "WORLD_SIZE", "SLURM_NTASKS")
+        world_size = _num_ranks(variables)
         if world_size is None:
             raise ConfigError(
                 "the number of ranks is not in the environment",
-                limit="WORLD_SIZE or SLURM_NTASKS",
+                limit=f"one of {', '.join(_WORLD_SIZE)}, SLURM_TASKS_PER_NODE",
                 remedy="Start with torchrun or srun, or give ClientPlaceTree its sizes.",
             )
-        fixed = cls(**{"dp": 1, **sizes}, order=order)
+        along_axes = {axis: size for axis, size in sizes.items() if axis in AXES}
+        fixed = cls(**{"dp": 1, **along_axes}, order=order)
         dp, rest = divmod(world_size, fixed.world_size)
         if "dp" in sizes:
             rest, dp = abs(world_size - fixed.world_size), fixed.dp
         if rest or not dp:
-            named = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+            named = ", ".join(f"{axis}={size}" for axis, size in along_axes.items())
             raise ConfigError(
                 f"the sizes {named} do not make up the job",
                 got=f"{world_size} ranks",
@@ -169,12 +233,21 @@ class ClientPlaceTree:
         return tree
 
     @classmethod
-    def from_device_mesh(cls, mesh: Any) -> ClientPlaceTree:
+    def from_device_mesh(cls, mesh: Any, *, ep: int = 1, etp: int = 1) -> ClientPlaceTree:
         """Return the topology of a torch ``DeviceMesh``: has ``mesh_dim_names`` and ``shape``.
 
         Dimensions such as "dp_replicate" and "dp_shard" make up dp together if they are neighbours.
+        Pass the mesh that data is loaded by: where one dimension stands for dp and cp together, as
+        "fsdp" does in some meshes for parameters, nobody can tell them apart.
         Raises ConfigError for dimensions that have no axis here, and for meshes whose ranks do not
         count up.
+
+        Parameters
+        ----------
+        mesh
+            The mesh of the whole job.
+        ep, etp
+            As in `ClientPlaceTree`; experts have a mesh of their own over the same ranks.
         """
         names, shape = mesh.mesh_dim_names, tuple(int(size) for size in mesh.shape)
         if not names or len(names) != len(shape):
@@ -204,27 +277,27 @@ class ClientPlaceTree:
                     f"from_device_mesh: dimension {name!r} of {tuple(names)}",
                     got=f"size {size}",
                     limit=f"axes among {AXES}, or neighbours among {_DATA_NAMES}",
-                    remedy="Give ClientPlaceTree its sizes and order.",
+                    remedy="Pass the mesh that data is loaded by, with ep= beside it; or give "
+                    "ClientPlaceTree its sizes and order.",
                 )
             sizes[axis] = sizes.get(axis, 1) * size
             last = axis
-        return cls(**sizes, order=_order(tuple(sizes)))
+        return cls(**sizes, order=_order(tuple(sizes)), ep=ep, etp=etp)
 
-    def describe(self) -> str:
-        """Return a text that shows the axes and, for small jobs, every rank."""
-        axes = " x ".join(
-            f"{axis} {size}" for axis, size in zip(self.order, self.shape, strict=True)
-        )
-        lines = [f"{self.world_size} ranks = {axes} (outermost first)"]
-        shown = min(self.world_size, 16)
-        for rank in range(shown):
-            coords = self.coords(rank)
-            lines.append(
-                f"  rank {rank}: " + " ".join(f"{axis}{at}" for axis, at in coords.items())
-            )
-        if shown < self.world_size:
-            lines.append(f"  ... and {self.world_size - shown} more")
-        return "\n".join(lines)
+    def describe(self, axis: Axis = "dp", broadcast_axes: Sequence[str] = ()) -> str:
+        """Return the tree as text: who shares a bucket, takes which slice, fetches or does not.
+
+        Every rank of a small job; of a large one what repeats itself is left out.
+
+        Parameters
+        ----------
+        axis, broadcast_axes
+            As in `delivery`.
+        """
+        return text_tree(self, axis, broadcast_axes)
+
+    def _repr_html_(self) -> str:
+        return html_tree(self, "dp", ())
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form; see `from_dict`."""
@@ -233,9 +306,10 @@ class ClientPlaceTree:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClientPlaceTree:
         """Invert `to_dict`."""
-        unknown = sorted(set(data) - {*AXES, "order"})
+        known = (*AXES, *EXPERT_SIZES, "order")
+        unknown = sorted(set(data) - set(known))
         if unknown:
-            raise ConfigError("ClientPlaceTree", got=unknown, limit=f"{AXES} and order")
+            raise ConfigError("ClientPlaceTree", got=unknown, limit=f"among {known}")
         return cls(**{**data, "order": tuple(data.get("order", AXES))})
 
     def _check_rank(self, rank: int) -> None:
@@ -256,6 +330,22 @@ def _order(named: tuple[str, ...]) -> tuple[str, ...]:
     if named == tuple(axis for axis in AXES if axis in named):
         return AXES
     return (*(axis for axis in AXES if axis not in named), *named)
+
+
+def _num_ranks(environ: Mapping[str, str]) -> int | None:
+    """Return how many ranks the launcher says there are, or starts on all nodes together."""
+    total = _variable(environ, *_WORLD_SIZE)
+    if total is not None:
+        return total
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        if text := environ.get(name):
+            runs = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+            if not all(runs):
+                raise ConfigError(f"variable {name}", got=text, limit='counts such as "8(x3),4"')
+            return sum(int(run[1]) * int(run[2] or 1) for run in runs if run)
+    count_per_node = _variable(environ, "SLURM_NTASKS_PER_NODE")
+    num_nodes = _variable(environ, "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    return None if count_per_node is None or num_nodes is None else count_per_node * num_nodes
 
 
 def _variable(environ: Mapping[str, str], *names: str) -> int | None:

@@ -22,8 +22,10 @@ from megadask.planner.errors import ConfigError, PlanError
 
 #: Keys of a batch that `slice_cp` cuts; all are (Q, T).
 TOKEN_KEYS = ("tokens", "labels", "loss_mask", "position_ids")
+#: Where documents begin and end: all that attention in the middle of a pipeline needs of a batch.
+SHAPE_KEYS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 #: All arrays of a batch.
-ARRAY_KEYS = (*TOKEN_KEYS, "cu_seqlens", "cu_seqlens_padded", "max_seqlen")
+ARRAY_KEYS = (*TOKEN_KEYS, *SHAPE_KEYS)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -18,7 +18,7 @@ from distributed import get_worker
 from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
-from megadask.scheduling.assemble import assemble, num_loss_tokens, slice_cp
+from megadask.scheduling.assemble import SHAPE_KEYS, assemble, num_loss_tokens, slice_cp
 from megadask.scheduling.delivery import Reply, reply, span_ids, step_header
 from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
 from megadask.scheduling.gather import Payload, gather
@@ -187,10 +187,10 @@ class ConstructorActor:
         with_plan: bool,
         keys: list[str] | None,
     ) -> Reply:
-        """Return the batch of one rank: its slice, or the facts alone where others broadcast it."""
+        """Return the batch of one rank: its slice, or less where it needs no tokens of its own."""
         step, microbatch = slot
         arrays = self._built[slot][bucket]
-        tree = self._spec.topology
+        tree, strategy = self._spec.topology, self._spec.strategy
         index, of = tree.cp_slice(rank)
         if self._spec.num_slices == 1:
             index, of = 0, 1
@@ -205,9 +205,10 @@ class ConstructorActor:
         if with_plan:
             header["plan"] = step_header(plan)
         ids = span_ids(plan, plan.rows_of(bucket, microbatch))
-        if tree.delivery(rank, self._spec.strategy.broadcast_axes) == "broadcast":
-            return reply("batch", {"ids": ids}, **header)
-        wanted = {key: mine[key] for key in mine if keys is None or key in keys}
+        sent = {"payload": tuple(mine), "shapes": SHAPE_KEYS, "broadcast": ()}[
+            tree.delivery(rank, strategy.broadcast_axes, strategy.axis)
+        ]
+        wanted = {key: mine[key] for key in sent if keys is None or key in keys}
         return reply("batch", {**wanted, "ids": ids}, **header)
 
     @property

@@ -276,6 +276,26 @@ def test_broadcast_ranks_get_facts_and_no_payload(client: Client, name: str) -> 
             assert batch["num_loss_tokens"] == other["num_loss_tokens"]
 
 
+@pytest.mark.parametrize("strategy", [None, broadcast_along_tp])
+def test_stages_in_the_middle_get_where_documents_end_and_no_tokens(
+    client: Client, name: str, strategy: Callable[[md.DGraph], None] | None
+) -> None:
+    tree = md.ClientPlaceTree(pp=3, tp=2)
+    with md.serve(pipeline(DATA, topology=tree, strategy=strategy), client, name=name) as service:
+        ranks = run(service, list)
+        assert service.audit()["ok"]
+    for rank in (2, 3):
+        for batch, first in zip(ranks[rank], ranks[0], strict=True):
+            assert not {"tokens", "labels", "loss_mask", "position_ids"} & set(batch)
+            for key in ("cu_seqlens", "cu_seqlens_padded"):
+                assert torch.equal(batch[key], first[key])
+            assert spans_of(batch) == spans_of(first)
+            for fact in ("step", "microbatch", "is_last", "num_loss_tokens", "max_seqlen"):
+                assert batch[fact] == first[fact]
+    for batch, first in zip(ranks[4], ranks[0], strict=True):
+        assert torch.equal(batch["labels"], first["labels"])
+
+
 def cut_documents(graph: md.DGraph) -> None:
     graph.context("document")
 

@@ -6,8 +6,11 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from megadask.planner import costs
 from megadask.planner.errors import ConfigError, CostError
@@ -35,6 +38,8 @@ MODELS = [
     costs.Transformer(hidden=64, kv_fraction=0.125, active_experts=2, vocab=1000),
     costs.VisionEncoder("image", hidden=1024, layers=24),
     costs.Parts(costs.VisionEncoder("image", 1024, 24), costs.Transformer(5120, 40)),
+    costs.Measured.from_coefficients(1e-3, 1e-7, 1e-11),
+    costs.Measured.from_coefficients(0, 1e-7, 1e-11, modality="image"),
     costs.InUnits(seconds, 1e-6),
     seconds,
 ]
@@ -65,6 +70,66 @@ def test_transformer_has_the_shape_of_attention() -> None:
     np.testing.assert_allclose(value_N / cost.flops_per_token, expected)
     assert costs.evaluate(cost, table_of([1]))[0, 0] == 2**12
     assert cost.flops_per_token == 40 * 24 * 5120**2
+
+
+def counted_flops(length: int, heads: int, model: costs.Transformer) -> tuple[int, int]:
+    """Return the FLOPs of linear layers and of attention that torch counts in a forward pass."""
+    hidden, ffn = model.hidden, int(model.ffn_multiplier * model.hidden)
+    kv_heads = int(heads * model.kv_fraction)
+    size = hidden // heads
+
+    def weight(rows: int, columns: int) -> torch.Tensor:
+        return torch.empty(rows, columns, device="meta")
+
+    x = weight(length, hidden)
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(int(model.layers)):
+            q = (x @ weight(hidden, hidden)).view(length, heads, size).transpose(0, 1)
+            k, v = (
+                (x @ weight(hidden, kv_heads * size))
+                .view(length, kv_heads, size)
+                .transpose(0, 1)
+                .repeat_interleave(heads // kv_heads, 0)
+                for _ in range(2)
+            )
+            mixed = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+            x = mixed.transpose(0, 1).reshape(length, hidden) @ weight(hidden, hidden)
+            outs = [
+                torch.relu(x @ weight(hidden, ffn)) @ weight(ffn, hidden)
+                for _ in range(int(model.active_experts))
+            ]
+            x = sum(outs, start=torch.zeros_like(x))
+        if model.vocab:
+            x @ weight(hidden, int(model.vocab))
+    counts = counter.get_flop_counts()["Global"]
+    linear = counts.pop(torch.ops.aten.mm)
+    return linear, sum(counts.values())
+
+
+@pytest.mark.parametrize("length", [1, 64, 1000])
+@pytest.mark.parametrize(
+    "model",
+    [
+        costs.Transformer(hidden=64, layers=3, attention_slowdown=1),
+        costs.Transformer(hidden=64, layers=2, kv_fraction=0.25, attention_slowdown=1),
+        costs.Transformer(hidden=64, active_experts=3, ffn_multiplier=1.5, attention_slowdown=1),
+        costs.Transformer(hidden=128, layers=2, vocab=5000, attention_slowdown=1, causal=False),
+    ],
+    ids=["plain", "gqa", "moe", "vocab"],
+)
+def test_transformer_counts_what_torch_counts(model: costs.Transformer, length: int) -> None:
+    linear, attention = counted_flops(length, 4, model)
+    # torch counts all pairs of tokens, those that a causal mask leaves out too
+    expected = linear + (attention / 2 if model.causal else attention)
+    assert np.asarray(model(table_of([length])))[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_vision_encoder_counts_what_torch_counts() -> None:
+    encoder = costs.VisionEncoder("image", hidden=64, layers=2)
+    same = costs.Transformer(hidden=64, layers=2)
+    expected = sum(sum(counted_flops(length, 4, same)) for length in (196, 64, 500))
+    value = np.asarray(encoder(table_of([1], [[196, 64, 500]])))[0]
+    assert value == pytest.approx(expected, rel=1e-12)
 
 
 def test_moe_gqa_and_vocabulary_change_the_linear_part() -> None:
@@ -131,6 +196,7 @@ def test_models_pickle_and_are_told_apart() -> None:
         (lambda: costs.Transformer(hidden=0), "hidden"),
         (lambda: costs.Transformer(hidden=8, layers="4x"), "layers"),
         (lambda: costs.Transformer(hidden=8, kv_fraction=-1), "kv_fraction"),
+        (lambda: costs.Transformer(hidden=8, causal=2), "causal.*a bool"),
         (lambda: costs.VisionEncoder("image", hidden=-8), "hidden.*-8"),
         (lambda: costs.Parts(costs.Tokens()), "two or more"),
         (lambda: costs.InUnits(seconds, 0.0), "above 0"),
