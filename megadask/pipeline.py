@@ -16,6 +16,7 @@ from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
 from megadask.planner.graph import DGraph, Strategy
+from megadask.planner.mesh import check_mesh
 from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.topology import ClientPlaceTree
 from megadask.saved import another_pipeline, differences
@@ -171,7 +172,7 @@ class Pipeline:
                 "Pipeline(restart=True)", got="epochs=None", limit="a finite number of epochs"
             )
         _ = self.rules
-        self._check_mesh()
+        check_mesh(self.topology, self.frozen_strategy, self.batching)
         _ = self.mixture
         _ = self.components
         self._check_pickles()
@@ -314,32 +315,6 @@ class Pipeline:
                         remedy="Samples would come twice. If that is meant: "
                         "Source(shares_files=True).",
                     )
-
-    def _check_mesh(self) -> None:
-        tree, strategy, batching = self.topology, self.frozen_strategy, self.batching
-        if tree.cp > 1:
-            multiple = 2 * tree.cp
-            if batching.pad_to_multiple % multiple:
-                raise ConfigError(
-                    "Packed(pad_to_multiple=) under context parallelism",
-                    got=batching.pad_to_multiple,
-                    limit=f"a multiple of 2 x cp = {multiple}",
-                    remedy="It is part of the draw, so it is not adapted by itself.",
-                )
-        slots = tree.num_buckets(strategy.axis) * batching.micro_batch
-        if isinstance(batching.global_batch, int) and batching.global_batch % slots:
-            raise ConfigError(
-                "Packed(global_batch=)",
-                got=batching.global_batch,
-                limit=f"a multiple of {slots}: {strategy.axis} has "
-                f"{tree.num_buckets(strategy.axis)} buckets of micro_batch={batching.micro_batch}",
-            )
-        if strategy.microbatches is not None:
-            raise ConfigError(
-                "distribute(microbatches=) in a pipeline",
-                got=strategy.microbatches,
-                remedy="Packed(global_batch=, micro_batch=) says how many microbatches there are.",
-            )
 
     def _check_pickles(self) -> None:
         for source in self.sources:
