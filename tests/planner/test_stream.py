@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import tracemalloc
 from typing import Any
@@ -171,6 +172,7 @@ def test_memory_does_not_grow_with_the_steps() -> None:
     tracemalloc.start()
     for step, _ in enumerate(stream.draws()):
         if step in (99, 299):
+            gc.collect()
             sizes[step] = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert sizes[299] - sizes[99] < 50_000
