@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from megadask import errors, readers, transforms
     from megadask.loader import Loader, connect
     from megadask.pipeline import Pipeline
-    from megadask.planner import costs
+    from megadask.planner import costs, lengths
     from megadask.planner.batching import Packed
     from megadask.planner.graph import DGraph
     from megadask.planner.ids import SampleId
     from megadask.planner.schedule import Schedule
+    from megadask.planner.simulating import simulate
+    from megadask.planner.stream import Stream
     from megadask.planner.topology import ClientPlaceTree
     from megadask.scheduling.spec import Limits
     from megadask.service import Service, serve
@@ -35,12 +37,15 @@ __all__ = [
     "Schedule",
     "Service",
     "Source",
+    "Stream",
     "__version__",
     "connect",
     "costs",
     "errors",
+    "lengths",
     "readers",
     "serve",
+    "simulate",
     "transforms",
 ]
 
@@ -56,11 +61,14 @@ _HOMES = {
     "Schedule": "megadask.planner.schedule:Schedule",
     "Service": "megadask.service:Service",
     "Source": "megadask.source:Source",
+    "Stream": "megadask.planner.stream:Stream",
     "connect": "megadask.loader:connect",
     "costs": "megadask.planner.costs",
     "errors": "megadask.errors",
+    "lengths": "megadask.planner.lengths",
     "readers": "megadask.readers",
     "serve": "megadask.service:serve",
+    "simulate": "megadask.planner.simulating:simulate",
     "transforms": "megadask.transforms",
 }
 

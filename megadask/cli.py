@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import megadask as md
+from megadask import simulate_cli
 
 #: As `megadask.planner.balance.Method`, which takes a second to import.
 _METHODS = ("assignment", "greedy", "none")
@@ -21,13 +22,22 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, where there are any."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        has_default = action.default is not None and action.default is not False
+        return super()._get_help_string(action) if has_default else action.help
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code of the process."""
-    parser, demo_parser = _parsers()
+    parser, commands = _parsers()
     options = parser.parse_args(argv)
     try:
-        return _demo(options, demo_parser)
-    except md.errors.MegaDaskError as error:
+        run = {"demo": _demo, "simulate": simulate_cli.run}[options.command]
+        return run(options, commands[options.command])
+    except (md.errors.MegaDaskError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # while modules are imported
@@ -52,11 +62,11 @@ def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return run(demo)
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of the command line, and that of the demo's part of it."""
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser of the command line, and those of its commands by name."""
     parser = _Parser(prog="megadask", description="Multisource data loading for training, on Dask.")
     parser.add_argument("--version", action="version", version=f"megadask {md.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(required=True, dest="command", metavar="command")
     demo = commands.add_parser(
         "demo",
         help="train a small model on a local cluster, end to end",
@@ -66,7 +76,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
             "samples as they arrive, then the same samples balanced over the ranks. Ends with a "
             "table; the exit status is 0 only if every planned sample was delivered once."
         ),
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
     )
     demo.add_argument("--steps", type=int, default=20, help="steps of each of the two phases")
     demo.add_argument("--dp", type=int, default=2, help="data-parallel trainer processes")
@@ -88,7 +98,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         action="store_true",
         help="keep the trainers' reports and logs in the workdir, too",
     )
-    return parser, demo
+    simulate = commands.add_parser(
+        "simulate",
+        help="what balancing would gain on lengths of your own",
+        description=(
+            "Plan steps from the lengths of your documents, without a cluster and without "
+            "training anything, and say how long they would take: in arrival order, balanced, and "
+            "at best. The exit status is 2 for bad options and 1 for bad data."
+        ),
+        formatter_class=_Help,
+    )
+    simulate_cli.add_options(simulate, _METHODS)
+    return parser, {"demo": demo, "simulate": simulate}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
 from megadask.planner.graph import DGraph
+from megadask.planner.mesh import check_mesh
 from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
@@ -83,7 +84,8 @@ class Pipeline:
                 "Pipeline(restart=True)", got="epochs=None", limit="a finite number of epochs"
             )
         _ = self.rules
-        self._check_mesh()
+        modalities = {name for source in self.sources for name in source.modalities}
+        check_mesh(self.topology, self.frozen_strategy, self.batching, modalities)
         _ = self.mixture
         _ = self.components
         self._check_pickles()
@@ -187,7 +189,7 @@ class Pipeline:
     def source_specs(self) -> dict[str, SourceSpec]:
         """Return what the Source Loaders need to know, by source."""
         scalars = sorted({name for source in self.sources for name in source.metadata})
-        modalities = sorted(self._modalities)
+        modalities = sorted({name for source in self.sources for name in source.modalities})
         return {
             source.name: SourceSpec(
                 name=source.name,
@@ -228,51 +230,6 @@ class Pipeline:
                         remedy="Samples would come twice. If that is meant: "
                         "Source(shares_files=True).",
                     )
-
-    def _check_mesh(self) -> None:
-        tree, strategy, batching = self.topology, self.frozen_strategy, self.batching
-        self._check_slices()
-        slots = tree.num_buckets(strategy.axis) * batching.micro_batch
-        if isinstance(batching.global_batch, int) and batching.global_batch % slots:
-            raise ConfigError(
-                "Packed(global_batch=)",
-                got=batching.global_batch,
-                limit=f"a multiple of {slots}: {strategy.axis} has "
-                f"{tree.num_buckets(strategy.axis)} buckets of micro_batch={batching.micro_batch}",
-            )
-        unknown = sorted(set(strategy.selections) - self._modalities)
-        if unknown:
-            raise ConfigError(
-                "select(modality) of a modality that no source reports",
-                got=unknown,
-                limit=f"one of {sorted(self._modalities)}",
-                remedy="Name it in Source(modalities=).",
-            )
-        packs = "Packed(seq_len=, global_batch=, micro_batch=) says how many there are."
-        for word, value in (
-            ("distribute(microbatches=)", strategy.microbatches),
-            ("balance(max_tokens=)", strategy.max_tokens),
-        ):
-            if value is not None:
-                raise ConfigError(f"{word} in a pipeline", got=value, remedy=packs)
-
-    def _check_slices(self) -> None:
-        """Check that what the layout cuts, documents or packs, can be cut for the ranks."""
-        strategy, batching = self.frozen_strategy, self.batching
-        multiple = 2 * self.topology.num_slices(strategy.axis)
-        layout = strategy.context.layout
-        name = "seq_len" if layout == "sequence" else "pad_to_multiple"
-        if multiple > 2 and getattr(batching, name) % multiple:
-            raise ConfigError(
-                f"Packed({name}=) under context parallelism by {layout!r}",
-                got=getattr(batching, name),
-                limit=f"a multiple of 2 x cp = {multiple}",
-                remedy="It is part of the draw, so it is not adapted by itself.",
-            )
-
-    @property
-    def _modalities(self) -> set[str]:
-        return {name for source in self.sources for name in source.modalities}
 
     def _check_pickles(self) -> None:
         for source in self.sources:

@@ -16,12 +16,14 @@ if __name__ != "megadask.planner":
     )
 
 if TYPE_CHECKING:
-    from megadask.planner import costs, errors
+    from megadask.planner import costs, errors, lengths
     from megadask.planner.batching import Packed
     from megadask.planner.graph import DGraph
     from megadask.planner.ids import SampleId, Verdict
     from megadask.planner.metadata import Metadata
     from megadask.planner.schedule import Schedule
+    from megadask.planner.simulating import simulate
+    from megadask.planner.stream import Stream
     from megadask.planner.topology import ClientPlaceTree
 
 __all__ = [
@@ -31,9 +33,12 @@ __all__ = [
     "Packed",
     "SampleId",
     "Schedule",
+    "Stream",
     "Verdict",
     "costs",
     "errors",
+    "lengths",
+    "simulate",
 ]
 
 #: Where each exported name lives; a name that is missing here is a submodule.
@@ -44,7 +49,9 @@ _HOMES = {
     "Packed": "batching",
     "SampleId": "ids",
     "Schedule": "schedule",
+    "Stream": "stream",
     "Verdict": "ids",
+    "simulate": "simulating",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for granted

@@ -18,7 +18,7 @@ from megadask.planner.balance import Method
 
 
 def test_the_options_are_these_and_nothing_else() -> None:
-    _, parser = cli._parsers()
+    parser = cli._parsers()[1]["demo"]
     options = {action.option_strings[-1]: action.default for action in parser._actions}
     del options["--help"]
     assert options == {
@@ -49,7 +49,7 @@ def test_version_and_help_come_without_dask() -> None:
         "try:\n    main(sys.argv[1:])\n"
         "finally:\n    assert not {'distributed', 'torch', 'numpy'} & sys.modules.keys()\n"
     )
-    for words in (["--version"], ["--help"], ["demo", "--help"]):
+    for words in (["--version"], ["--help"], ["demo", "--help"], ["simulate", "--help"]):
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     done = subprocess.run(

@@ -1,0 +1,135 @@
+"""Sources as the command line names them: files with lengths, or laws of lengths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import megadask as md
+
+if TYPE_CHECKING:
+    from megadask.planner.supply import SourceLike
+
+#: Names of `megadask.lengths.mix`.
+MIXES = ("longctx", "mixed", "vl", "web")
+#: [NAME=]GLOB[:WEIGHT] and [NAME=]lognormal:MEDIAN,SIGMA[:WEIGHT].
+_NUMBER = r"\d+(?:\.\d*)?"
+_FILES = re.compile(rf"(?:([\w.-]+)=)?(.+?)(?::({_NUMBER}))?")
+_LAW = re.compile(rf"(?:([\w.-]+)=)?lognormal:({_NUMBER}),({_NUMBER})(?::({_NUMBER}))?")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CliSource:
+    """A source to simulate.
+
+    Attributes
+    ----------
+    lengths
+        Its lengths, or their law.
+    weight
+        Its share of the samples.
+    facts
+        What is known of it, as plain values.
+    """
+
+    lengths: SourceLike
+    weight: float
+    facts: dict[str, Any]
+
+
+def laws(texts: Sequence[str], context: int) -> dict[str, CliSource]:
+    """Return sources of made-up lengths: one named mixture, or a law each.
+
+    Raises ConfigError for what is neither, and for a name that comes twice.
+    """
+    if len(texts) == 1 and texts[0] in MIXES:
+        made, weights = md.lengths.mix(texts[0], context)
+        return {name: _source(law, weights[name], law=str(law)) for name, law in made.items()}
+    sources: dict[str, CliSource] = {}
+    weighted: dict[str, str | None] = {}
+    for text in texts:
+        match = _LAW.fullmatch(text)
+        if match is None:
+            raise md.errors.ConfigError(
+                "--lengths",
+                got=repr(text),
+                limit=f"[NAME=]lognormal:MEDIAN,SIGMA[:WEIGHT], or one of {MIXES} alone",
+            )
+        name, median, sigma, weight = match.groups()
+        name = name or "lengths"
+        if name in sources:
+            raise _named_twice(name)
+        law = md.lengths.Lognormal(float(median), float(sigma))
+        sources[name] = _source(law, float(weight or 1), law=str(law))
+        weighted[name] = weight
+    _check_weights(weighted)
+    return sources
+
+
+def files(texts: Sequence[str], column: str, *, is_text: bool, most: int) -> dict[str, CliSource]:
+    """Return sources of lengths from files; without weights they weigh what they hold.
+
+    Raises ConfigError as `file_lengths.read_lengths` does, and for names or weights that do not
+    make sense.
+    """
+    import numpy as np
+
+    from megadask.file_lengths import read_lengths
+
+    paths: dict[str, list[str]] = {}
+    weighted: dict[str, str | None] = {}
+    for text in texts:
+        match = _FILES.fullmatch(text)
+        if match is None:
+            raise md.errors.ConfigError("a source", got=repr(text), limit="[NAME=]GLOB[:WEIGHT]")
+        name, path, weight = match.groups()
+        if name is None and weight is not None:
+            raise md.errors.ConfigError(
+                "a weight without a name", got=repr(text), limit="NAME=GLOB:WEIGHT"
+            )
+        if name in paths:
+            raise _named_twice(name)
+        paths.setdefault(name or "data", []).append(path)
+        weighted[name or "data"] = weight
+    _check_weights(weighted)
+    sources = {}
+    for name, globs in paths.items():
+        found = read_lengths(globs, column, is_text=is_text, most=most)
+        weight = weighted[name]
+        weighs = found.num_documents if weight is None else float(weight)
+        if weighs is None and len(paths) > 1:
+            raise md.errors.ConfigError(
+                f"size of source {name!r}",
+                got=f"only its first {found.num_read} records were read",
+                remedy="Give all sources weights, or read more with --records.",
+            )
+        sources[name] = _source(
+            found.lengths_N,
+            1.0 if weighs is None else weighs,
+            records=found.num_records,
+            read=found.num_read,
+            skipped=found.num_skipped,
+            median=int(np.median(found.lengths_N)),
+            longest=int(found.lengths_N.max()),
+        )
+    return sources
+
+
+def _source(lengths: SourceLike, weight: float, **facts: Any) -> CliSource:
+    return CliSource(lengths=lengths, weight=weight, facts={**facts, "weight": weight})
+
+
+def _named_twice(name: str) -> md.errors.ConfigError:
+    return md.errors.ConfigError(
+        "two sources have one name", got=repr(name), remedy="Rename one, or use a brace list."
+    )
+
+
+def _check_weights(weighted: dict[str, str | None]) -> None:
+    without = sorted(name for name, weight in weighted.items() if weight is None)
+    if without and len(without) < len(weighted):
+        raise md.errors.ConfigError(
+            "weights", got=f"none for {without}", limit="one for every source, or none at all"
+        )

@@ -1,0 +1,196 @@
+"""``megadask simulate``: what balancing would gain on lengths that the user has.
+
+Parsing needs neither numpy nor Dask; everything else is imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import megadask as md
+from megadask.cli_sources import MIXES, CliSource, files, laws
+
+if TYPE_CHECKING:
+    from megadask.planner.stream_report import StreamReport
+
+#: How the table calls ways of placing.
+_LABELS = {"none": "arrival order"}
+
+
+def add_options(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None:
+    """Declare the options of the command."""
+    add = parser.add_argument
+    add(
+        "sources",
+        nargs="*",
+        metavar="[NAME=]GLOB[:WEIGHT]",
+        help="Parquet, JSON lines or Arrow files; paths without a name are one source, 'data'",
+    )
+    add("--length-column", help="column of the lengths, or of lists of tokens")
+    add("--text-column", help="column of texts, of which each byte counts as a token")
+    add(
+        "--lengths",
+        action="append",
+        metavar="[NAME=]lognormal:MEDIAN,SIGMA[:WEIGHT]",
+        help=f"made-up lengths instead of files, may be given again; or one of {', '.join(MIXES)}",
+    )
+    add("--dp", type=_count, default=8, help="data-parallel ranks")
+    add("--microbatches", type=_count, default=8, help="microbatches of a rank in a step")
+    add("--context", type=_count, default=8192, help="tokens of a packed sequence")
+    add(
+        "--documents",
+        type=_count,
+        help="most documents of a sequence; 1 stands for batches that are not packed",
+    )
+    add(
+        "--overflow",
+        choices=("split", "truncate", "drop"),
+        default="split",
+        help="what becomes of documents longer than the context",
+    )
+    add("--hidden", type=_count, default=4096, help="width of the model")
+    add("--layers", type=_count, default=32, help="layers of the model")
+    add(
+        "--balance",
+        choices=[method for method in methods if method != "none"],
+        default="assignment",
+        help="placement to compare with arrival order and greedy",
+    )
+    add(
+        "--sync",
+        choices=("step", "microbatch"),
+        default="step",
+        help="whether ranks wait for each other once a step, or in each microbatch (FSDP)",
+    )
+    add("--pp", type=_count, default=1, help="pipeline stages of a rank (1F1B)")
+    add("--steps", type=_count, default=50, help="steps to plan")
+    add("--seed", type=_natural, default=0, help="of made-up lengths")
+    add("--records", type=_count, default=200_000, help="records of a source to read, about")
+    add("--json", type=Path, help="file to write all figures to")
+
+
+def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Print the table and write the figures; return the exit code."""
+    sources = _sources(options, parser)
+    cost = md.costs.Transformer(hidden=options.hidden, layers=options.layers)
+    weights = {name: source.weight for name, source in sources.items()}
+    stream = md.Stream(
+        {name: source.lengths for name, source in sources.items()},
+        topology=md.ClientPlaceTree(dp=options.dp, pp=options.pp),
+        strategy=lambda graph: graph.mix(weights).cost(cost).balance(options.balance),
+        batching=md.Packed(
+            options.context,
+            options.dp * options.microbatches,
+            overflow=options.overflow,
+            max_documents=options.documents,
+        ),
+        steps=options.steps,
+        seed=options.seed,
+    )
+    report = md.simulate(
+        stream, sync=options.sync, against=("none", "greedy"), clock=time.perf_counter
+    )
+    said = verdict(report)
+    _print(report, sources, said)
+    if options.json:
+        facts = {name: source.facts for name, source in sources.items()}
+        figures = {"sources": facts, "verdict": said, **report.to_dict()}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 0
+
+
+def verdict(report: StreamReport) -> str:
+    """Return in plain words what balancing gains, and what stands in the way of more."""
+    method = report.method
+    gain = report.speedup(method)
+    most = report.step_time("none") / float(report.bound_T.mean())
+    if gain < 1.02:
+        said = f"There is little to gain: {method} makes steps {gain:.2f} x as fast"
+    else:
+        said = f"Balanced by {method}, steps are {gain:.2f} x as fast as in arrival order"
+    said += f"; no placement of whole documents makes them more than {most:.2f} x as fast."
+    if report.bound > 1.02:
+        even = report.step_time("none") / float(report.ideal_T.mean())
+        said += (
+            f" In some steps one document costs more than a rank's share: an even spread, which "
+            f"takes deferral or splitting, would be {even:.2f} x as fast."
+        )
+    return said
+
+
+def _print(report: StreamReport, sources: Mapping[str, CliSource], said: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for name, source in sources.items():
+        console.print(f"{name}: {_describe(source.facts)}")
+    console.print(
+        f"{report.num_steps} steps over {report.num_buckets} ranks, on average "
+        f"{report.spans_T.mean():,.0f} documents and {report.tokens_T.mean():,.0f} tokens"
+    )
+    table = Table()
+    table.add_column("placed by")
+    for heading in ("max/mean", "worst", "step time", "speed-up", "planning"):
+        table.add_column(heading, justify="right")
+    for name, mean, worst, over_ideal, speedup, seconds in report.rows():
+        figures = (f"{mean:.3f}", f"{worst:.3f}", f"{over_ideal:.3f}", f"{speedup:.2f}")
+        table.add_row(_LABELS.get(name, name), *figures, f"{seconds * 1e3:,.0f} ms")
+    most = report.step_time("none") / float(report.bound_T.mean())
+    table.add_row("bound", "", "", f"{report.bound:.3f}", f"{most:.2f}", "")
+    console.print(table)
+    console.print("max/mean: cost of the slowest rank; step time: 1 is an even spread of the work")
+    console.print(said)
+
+
+def _describe(facts: Mapping[str, Any]) -> str:
+    if "law" in facts:
+        return f"{facts['law']}; weight {facts['weight']:g}"
+    words = [
+        f"{facts['read'] - facts['skipped']:,} lengths",
+        f"median {facts['median']:,}",
+        f"longest {facts['longest']:,}",
+        f"weight {facts['weight']:g}",
+    ]
+    if facts["skipped"]:
+        words.append(f"{facts['skipped']:,} records without a length")
+    if facts["records"] != facts["read"]:
+        total = f"{facts['records']:,}" if facts["records"] else "more"
+        words.append(f"{facts['read']:,} of {total} records read")
+    return ", ".join(words)
+
+
+def _sources(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, CliSource]:
+    """Return the sources that were given; end the process where the options make no sense."""
+    if bool(options.sources) == bool(options.lengths):
+        parser.error("files or --lengths are needed, and not both")
+    if options.lengths:
+        return laws(options.lengths, options.context)
+    column, text_column = options.length_column, options.text_column
+    if (column is None) == (text_column is None):
+        parser.error("files need --length-column or --text-column, and not both")
+    return files(
+        options.sources,
+        column or text_column,
+        is_text=column is None,
+        most=options.records,
+    )
+
+
+def _count(text: str) -> int:
+    return _at_least(text, 1)
+
+
+def _natural(text: str) -> int:
+    return _at_least(text, 0)
+
+
+def _at_least(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"got {text}, expected an integer >= {least}")
+    return int(text)

@@ -1,0 +1,214 @@
+"""The Planner alone, over many steps: draws from lengths in memory, as a run would from its data.
+
+Axis: S sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megadask.planner.batching import Packed
+from megadask.planner.draw import Draw, DrawRules, Starved, Stop, draw
+from megadask.planner.errors import ConfigError
+from megadask.planner.graph import DGraph
+from megadask.planner.mesh import check_mesh
+from megadask.planner.schedule import Schedule, StepSchedule
+from megadask.planner.state import PlannerState
+from megadask.planner.strategy import Strategy
+from megadask.planner.supply import Feed, SourceLike, Supply
+from megadask.planner.topology import ClientPlaceTree
+
+#: Tells the time in seconds. The planner has no clock of its own.
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A step of a stream.
+
+    Attributes
+    ----------
+    draw
+        What it consists of.
+    share_S
+        (S,) int64, shares of the sources in force; they sum to 2**32.
+    seconds
+        Time that the draw took, 0 without a clock.
+    """
+
+    draw: Draw
+    share_S: NDArray[np.int64]
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Steps of a training job of which nothing is known but lengths.
+
+    Memory does not grow with the number of steps.
+
+    Parameters
+    ----------
+    sources
+        Name to lengths (N,), to a table with a column ``tokens``, or to a law such as
+        `lengths.Lognormal`. What lies in memory is read again and again, in its order; a law never
+        ends.
+    topology
+        The mesh of the trainers.
+    strategy
+        As in a pipeline, a function that is called with a `DGraph`; or the graph. None: balanced
+        over "dp" by tokens. Without a mixture, sources weigh as many records as they have; where
+        one is a law, all weigh the same.
+    batching
+        How samples become batches.
+    steps
+        Steps to plan, fewer where the data ends.
+    seed
+        Of what laws give.
+    epochs
+        How often sources in memory are read; None for ever.
+    stop
+        As in a pipeline.
+
+    Raises
+    ------
+    ConfigError
+        Naming what cannot work.
+    """
+
+    sources: Mapping[str, SourceLike]
+    topology: ClientPlaceTree = field(default_factory=ClientPlaceTree, kw_only=True)
+    strategy: Callable[[DGraph], Any] | DGraph | None = field(default=None, kw_only=True)
+    batching: Packed = field(kw_only=True)
+    steps: int = field(default=100, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    epochs: int | None = field(default=None, kw_only=True)
+    stop: Stop = field(default="all", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sources, Mapping) or not self.sources:
+            raise ConfigError("Stream(sources)", got=repr(self.sources), limit="name to lengths")
+        for name, least in (("steps", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(
+                    f"Stream({name}=)", got=repr(value), limit=f"an integer >= {least}"
+                )
+        _ = self.rules
+        check_mesh(self.topology, self.frozen_strategy, self.batching, self._modalities)
+        self.mixture.weights_at(0, list(self.sources))
+        scalars = {name: supply.scalars for name, supply in self._supplies.items()}
+        if len({tuple(names) for names in scalars.values()}) > 1:
+            raise ConfigError("sources of a stream differ in their columns", got=scalars)
+
+    @cached_property
+    def frozen_strategy(self) -> Strategy:
+        """What the strategy recorded."""
+        if isinstance(self.strategy, DGraph):
+            return self.strategy.freeze()
+        graph = DGraph(list(self.sources), self.topology)
+        if self.strategy is not None:
+            self.strategy(graph)
+        return graph.freeze()
+
+    @cached_property
+    def mixture(self) -> StepSchedule:
+        """Weights of the sources by step."""
+        if self.frozen_strategy.mix is not None:
+            return self.frozen_strategy.mix
+        counts = {name: supply.num_records for name, supply in self._supplies.items()}
+        endless = None in counts.values()
+        return Schedule.constant({name: 1 if endless else n or 0 for name, n in counts.items()})
+
+    @cached_property
+    def rules(self) -> DrawRules:
+        """What the draw goes by."""
+        return DrawRules(
+            batching=self.batching,
+            mix_by=self.frozen_strategy.mix_by,
+            epochs=self.epochs,
+            stop=self.stop,
+        )
+
+    @property
+    def num_buckets(self) -> int:
+        """Buckets that a step is placed on."""
+        return self.topology.num_buckets(self.frozen_strategy.axis)
+
+    def draws(self, clock: Clock | None = None) -> Iterator[Drawn]:
+        """Draw step after step, up to `steps` of them or the end of the data."""
+        names = list(self.sources)
+        state = PlannerState.initial(dict.fromkeys(names, 1))
+        epochs = None if self.stop == "repeat" else self.epochs
+        feeds = {
+            name: Feed(supply, at, self.batching, epochs, state.sources[name], self._modalities)
+            for at, (name, supply) in enumerate(self._supplies.items())
+        }
+        ahead = _Ahead(self.rules.window, len(names))
+        for _ in range(self.steps):
+            share_S = self.mixture.weights_at(state.step, names)
+            active = [name for name, share in zip(names, share_S.tolist(), strict=True) if share]
+            ahead.begin(self.batching.global_batch_at(state.step))
+            while True:
+                for feed, wanted in zip(feeds.values(), ahead.wanted(share_S), strict=True):
+                    feed.fill(wanted)
+                rows = {name: feeds[name].rows for name in active}
+                began = clock() if clock else 0.0
+                drawn = draw(state, rows, share_S, self.rules)
+                seconds = clock() - began if clock else 0.0
+                if not isinstance(drawn, Starved):
+                    break
+                feeds[drawn.source].fetch()
+                ahead.missed()
+            if not drawn.table.num_rows:
+                return
+            state = drawn.state
+            ahead.end(drawn)
+            for name, feed in feeds.items():
+                feed.trim(state.sources[name])
+            yield Drawn(drawn, share_S, seconds)
+
+    @property
+    def _modalities(self) -> list[str]:
+        return sorted({name for supply in self._supplies.values() for name in supply.modalities})
+
+    @cached_property
+    def _supplies(self) -> dict[str, Supply]:
+        return {name: Supply(name, source, self.seed) for name, source in self.sources.items()}
+
+
+class _Ahead:
+    """How many spans of each source to know before a draw, so that it seldom starves."""
+
+    def __init__(self, window: int, num_sources: int) -> None:
+        self._window = window
+        self._spans = 0
+        self._packs = 0
+        self._last_S = np.zeros(num_sources, np.int64)
+
+    def begin(self, packs: int) -> None:
+        """Begin a step of so many packs."""
+        # At first a document a pack; then as many as there were in the last step.
+        self._spans = max(packs, self._spans * packs // max(1, self._packs))
+        self._packs = packs
+
+    def missed(self) -> None:
+        """Remember that it was not enough."""
+        self._spans *= 2
+
+    def end(self, drawn: Draw) -> None:
+        """Remember what a step took."""
+        self._spans = drawn.table.num_rows
+        self._last_S = np.bincount(drawn.table["source"], minlength=len(self._last_S))
+
+    def wanted(self, share_S: NDArray[np.int64]) -> list[int]:
+        """Return the spans to know of each source, 0 of those without a share."""
+        expected_S = np.maximum(share_S * self._spans // share_S.sum(), self._last_S)
+        wanted_S = self._window + expected_S + expected_S // 8
+        return [int(wanted) for wanted in np.where(share_S > 0, wanted_S, 0)]

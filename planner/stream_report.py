@@ -1,0 +1,204 @@
+"""What a stream of steps came to on an idealised trainer, by way of placing.
+
+Axes: T steps, L length classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megadask.planner.simulation import Trainer
+from megadask.planner.strategy import MixBy
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Placed:
+    """The steps of a stream, placed in one way.
+
+    Attributes
+    ----------
+    step_time_T
+        (T,) float64, time of each step, in the unit of the cost.
+    imbalance_T
+        (T,) float64, max / mean bucket cost of each step, of the worst part.
+    bubble_T
+        (T,) float64, what of the step time is owed to pipelines that fill and drain.
+    seconds_T
+        (T,) float64, time that placing took, 0 without a clock.
+    """
+
+    step_time_T: Floats
+    imbalance_T: Floats
+    bubble_T: Floats
+    seconds_T: Floats
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StreamReport:
+    """Steps of a stream: what they consist of, and how long they take by way of placing.
+
+    All ways place the same draws.
+
+    Attributes
+    ----------
+    trainer
+        Who waits for whom.
+    method
+        The way of placing that the strategy declares.
+    num_buckets
+        What each step is placed on.
+    placed
+        Way of placing to what came of it; those compared with come first.
+    ideal_T
+        (T,) float64, time of each step if its work were spread perfectly evenly.
+    bound_T
+        (T,) float64, time below which no placement of whole spans can come, bubbles left aside.
+    tokens_T, spans_T, packs_T
+        (T,) int64, size of each step.
+    length_counts_L
+        (L,) int64, spans of 2**l tokens up to the next class, over all steps.
+    mix_by
+        What the mixture counts.
+    mixture_error
+        Most samples (or tokens, see `mix_by`) that a source was ahead of its share of all that was
+        drawn, or behind it, after any step.
+    draw_seconds_T
+        (T,) float64, time that drawing took, 0 without a clock.
+    """
+
+    trainer: Trainer
+    method: str
+    num_buckets: int
+    placed: Mapping[str, Placed]
+    ideal_T: Floats
+    bound_T: Floats
+    tokens_T: NDArray[np.int64]
+    spans_T: NDArray[np.int64]
+    packs_T: NDArray[np.int64]
+    length_counts_L: NDArray[np.int64]
+    mix_by: MixBy
+    mixture_error: float
+    draw_seconds_T: Floats
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return len(self.ideal_T)
+
+    def step_time(self, method: str | None = None) -> float:
+        """Return the mean time of a step."""
+        return float(self._of(method).step_time_T.mean())
+
+    def efficiency(self, method: str | None = None) -> float:
+        """Return ideal over step time, over all steps."""
+        return float(self.ideal_T.sum() / self._of(method).step_time_T.sum())
+
+    def throughput(self, method: str | None = None) -> float:
+        """Return tokens per unit of time, over all steps and ranks."""
+        return float(self.tokens_T.sum() / self._of(method).step_time_T.sum())
+
+    def speedup(self, method: str | None = None, over: str = "none") -> float:
+        """Return how many times as fast the steps are as with another way of placing."""
+        return self.step_time(over) / self.step_time(method)
+
+    @property
+    def bound(self) -> float:
+        """Time below which no placement comes, over the mean ideal: 1 where nothing is in the way.
+
+        Above 1, single spans cost more than a bucket's share of their step.
+        """
+        return float(self.bound_T.sum() / self.ideal_T.sum())
+
+    @property
+    def fill(self) -> float:
+        """Mean number of spans of a pack."""
+        return float(self.spans_T.sum() / self.packs_T.sum())
+
+    def planning_seconds(self, method: str | None = None) -> float:
+        """Return the median time that drawing and placing a step took."""
+        return float(np.median(self.draw_seconds_T + self._of(method).seconds_T))
+
+    def rows(self) -> list[tuple[str, float, float, float, float, float]]:
+        """Return a line for each way of placing.
+
+        They are its name, mean and largest max / mean, mean step time over the ideal, speed-up over
+        the first way, and median seconds of planning a step.
+        """
+        first = next(iter(self.placed))
+        return [
+            (
+                name,
+                float(placed.imbalance_T.mean()),
+                float(placed.imbalance_T.max()),
+                1 / self.efficiency(name),
+                self.speedup(name, over=first),
+                self.planning_seconds(name),
+            )
+            for name, placed in self.placed.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as plain values, for JSON."""
+        return {
+            "sync": self.trainer.sync,
+            "pp": self.trainer.pp,
+            "steps": self.num_steps,
+            "buckets": self.num_buckets,
+            "method": self.method,
+            "bound": self.bound,
+            "tokens_per_step": float(self.tokens_T.mean()),
+            "spans_per_step": float(self.spans_T.mean()),
+            "spans_per_pack": self.fill,
+            "mixture_error": self.mixture_error,
+            "mixture_by": self.mix_by,
+            "length_counts": {
+                str(2**power): int(count)
+                for power, count in enumerate(self.length_counts_L)
+                if count
+            },
+            "placed": {
+                name: {
+                    "imbalance_mean": mean,
+                    "imbalance_max": most,
+                    "step_time": self.step_time(name),
+                    "step_time_over_ideal": over_ideal,
+                    "tokens_per_time": self.throughput(name),
+                    "speedup": speedup,
+                    "planning_seconds": seconds,
+                    "step_times": self.placed[name].step_time_T.tolist(),
+                }
+                for name, mean, most, over_ideal, speedup, seconds in self.rows()
+            },
+        }
+
+    def __repr__(self) -> str:
+        lines = [
+            f"StreamReport: {self.num_steps} steps of {self.spans_T.mean():,.0f} spans over "
+            f"{self.num_buckets} buckets, sync={self.trainer.sync!r}, pp={self.trainer.pp}",
+            f"{'placed by':<16}{'max/mean':>10}{'worst':>8}{'step time':>11}{'speed-up':>10}"
+            f"{'planning':>11}",
+        ]
+        for name, mean, most, over_ideal, speedup, seconds in self.rows():
+            planning = f"{seconds * 1e3:,.1f} ms" if seconds else "-"
+            lines.append(
+                f"{name:<16}{mean:>10.3f}{most:>8.3f}{over_ideal:>11.3f}{speedup:>10.2f}"
+                f"{planning:>11}"
+            )
+        lines.append(f"{'bound':<16}{'':>18}{self.bound:>11.3f}")
+        lines.append(f"off the mixture by {self.mixture_error:.3g} {self.mix_by} at most")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Show the lines of the report."""
+        return f"<pre>{escape(repr(self))}</pre>"
+
+    def _of(self, method: str | None) -> Placed:
+        return self.placed[self.method if method is None else method]

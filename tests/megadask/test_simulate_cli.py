@@ -1,0 +1,294 @@
+"""`megadask simulate`: what it reads, what it says, and how it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+import megadask as md
+from megadask import cli, simulate_cli
+from megadask.cli_sources import MIXES
+from megadask.file_lengths import read_lengths
+
+SMALL = ["--dp", "4", "--microbatches", "2", "--context", "512", "--hidden", "64", "--steps", "3"]
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with lengths of all kinds, and the process in it."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name in ("web", "code"):
+        (tmp_path / name).mkdir()
+        for part in range(2):
+            lengths = np.minimum(rng.lognormal(5, 1, 300).astype(int) + 1, 900)
+            table = pa.table({"tokens": lengths, "text": ["ä" * n for n in range(300)]})
+            pq.write_table(table, tmp_path / name / f"{part}.parquet", row_group_size=100)
+    lines = [{"ids": [1] * n, "tokens": n, "score": n / 7} for n in range(1, 40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return tmp_path
+
+
+def lengths(paths: list[str], column: str, **options: Any) -> list[int]:
+    given = {"is_text": False, "most": 10_000, **options}
+    return read_lengths(paths, column, **given).lengths_N.tolist()
+
+
+def fails(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line that a command with bad data ends with."""
+    assert cli.main(["simulate", *words]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), err[:7]) == ("", 1, "error: ")
+    return err
+
+
+# Options -----------------------------------------------------------------------------------------
+
+
+def test_the_options_are_these_and_nothing_else() -> None:
+    parser = cli._parsers()[1]["simulate"]
+    options = {
+        (action.option_strings or [action.dest])[-1]: action.default for action in parser._actions
+    }
+    del options["--help"]
+    assert options == {
+        "sources": None,
+        "--length-column": None,
+        "--text-column": None,
+        "--lengths": None,
+        "--dp": 8,
+        "--microbatches": 8,
+        "--context": 8192,
+        "--documents": None,
+        "--overflow": "split",
+        "--hidden": 4096,
+        "--layers": 32,
+        "--balance": "assignment",
+        "--sync": "step",
+        "--pp": 1,
+        "--steps": 50,
+        "--seed": 0,
+        "--records": 200_000,
+        "--json": None,
+    }
+    assert all(md.lengths.mix(name, 99) for name in MIXES)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "files or --lengths"),
+        ("a.jsonl --lengths web --length-column x", "files or --lengths"),
+        ("a.jsonl", "--length-column or --text-column"),
+        ("a.jsonl --length-column x --text-column y", "--length-column or --text-column"),
+        ("--lengths web --dp 0", "--dp: got 0"),
+        ("--lengths web --steps x", "--steps: got x"),
+        ("--lengths web --seed -1", "--seed"),
+        ("--lengths web --sync never", "--sync"),
+        ("--lengths web --balance none", "--balance"),
+        ("--lengths web --no-such", "--no-such"),
+    ],
+)
+def test_a_bad_option_is_one_line(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["simulate", *words.split()])
+    assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+# What is read ------------------------------------------------------------------------------------
+
+
+def test_lengths_come_from_columns_of_numbers_lists_and_texts(data: Path) -> None:
+    column = pq.read_table(data / "web" / "0.parquet")["tokens"].to_pylist()
+    assert lengths(["web/0.parquet"], "tokens") == column
+    assert lengths(["web/0.parquet"], "text", is_text=True) == [2 * n for n in range(1, 300)]
+    assert lengths(["a.jsonl"], "ids") == lengths(["a.jsonl"], "tokens") == list(range(1, 40))
+    with gzip.open("b.jsonl.gz", "wt") as file:
+        file.write('{"tokens": 5}\n{"tokens": 0}\n{"tokens": null}\nbroken\n{"tokens": 6}\n')
+    found = read_lengths(["b.jsonl.gz"], "tokens", is_text=False, most=99)
+    assert (found.lengths_N.tolist(), found.num_skipped, found.num_records) == ([5, 6], 3, 5)
+    pyarrow.feather.write_feather(pa.table({"n": [7, 8]}), "c.arrow")
+    assert lengths(["c.arrow"], "n") == [7, 8]
+    pq.write_table(pa.table({"raw": [b"abc", None]}), "d.parquet")
+    assert lengths(["d.parquet"], "raw", is_text=True) == [3]
+
+
+def test_a_part_is_read_evenly_from_all_shards(data: Path) -> None:
+    found = read_lengths(["web/*.parquet"], "tokens", is_text=False, most=60)
+    assert (found.num_read, found.num_records) == (60, 600)
+    whole = [pq.read_table(data / "web" / f"{part}.parquet")["tokens"] for part in range(2)]
+    expected = [group[at : at + 10].to_pylist() for group in whole for at in (0, 100, 200)]
+    assert found.lengths_N.tolist() == [n for group in expected for n in group]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["web/*.parquet", "--length-column", "nope"], "lacks columns; got ['nope']"),
+        (["a.jsonl", "--length-column", "nope"], "a.jsonl, row 0 lacks a column; got 'nope'"),
+        (["no/*.parquet", "--length-column", "tokens"], "no file matches"),
+        (["none.parquet", "--length-column", "tokens"], "there is no file"),
+        (["web", "--length-column", "tokens"], "is a directory"),
+        (["a.jsonl", "--length-column", "score"], "row 0; got 0.14"),
+        (["web/0.parquet", "--length-column", "text"], "row 0; got ''; expected an integer"),
+        (["a.jsonl", "--text-column", "tokens"], "expected a text"),
+        (["a.jsonl", "web/*.parquet", "--length-column", "tokens"], "all of one kind"),
+        (["x=a.jsonl", "x=web/*.parquet", "--length-column", "tokens"], "one name; got 'x'"),
+        (["a.jsonl:0.5", "--length-column", "tokens"], "a weight without a name"),
+        (["x=a.jsonl:1", "y=web/*.parquet", "--length-column", "tokens"], "none for ['y']"),
+        (["x=a.jsonl:0", "--length-column", "tokens"], "weights; got {'x': 0.0}"),
+        (["--lengths", "normal:5,1"], "lognormal:MEDIAN,SIGMA"),
+        (["--lengths", "web", "--lengths", "mixed"], "alone"),
+        (["--lengths", "lognormal:9,1", "--lengths", "lognormal:8,1"], "one name; got 'lengths'"),
+        (["--lengths", "lognormal:0,1"], "median="),
+        (["--lengths", "web", "--json", "no/such/place.json", *SMALL], "No such file"),
+    ],
+    ids=range(18),
+)
+def test_what_cannot_be_read_is_named(
+    words: list[str], said: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--json" in words:
+        assert cli.main(["simulate", *words]) == 1
+        assert said in capsys.readouterr().err
+    else:
+        assert said in fails(words, capsys)
+
+
+def test_negative_lengths_and_files_of_nothing_are_named(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "bad.jsonl").write_text('{"n": 3}\n{"n": -1}\n')
+    assert "bad.jsonl, row 1; got -1" in fails(["bad.jsonl", "--length-column", "n"], capsys)
+    (data / "bad.jsonl").write_text('{"n": true}\n')
+    assert "row 0; got True" in fails(["bad.jsonl", "--length-column", "n"], capsys)
+    (data / "bad.jsonl").write_text('{"n": 0}\n{"n": null}\n')
+    assert "2 records that are empty" in fails(["bad.jsonl", "--length-column", "n"], capsys)
+    (data / "bad.csv").write_text("n\n1\n")
+    assert "got ['.csv']" in fails(["bad.csv", "--length-column", "n"], capsys)
+    (data / "README").write_text("n\n1\n")
+    assert "kind of the files README" in fails(["README", "--length-column", "n"], capsys)
+
+
+# What is said ------------------------------------------------------------------------------------
+
+
+def test_sources_and_weights_reach_the_stream(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["web=web/*.parquet:3", "code=code/{0,1}.parquet:1", "--length-column", "tokens"]
+    assert cli.main(["simulate", *words, *SMALL, "--pp", "2", "--json", "out.json"]) == 0
+    out = capsys.readouterr().out
+    figures = json.loads((data / "out.json").read_text())
+    assert out.startswith("web: 600 lengths, median ")
+    assert "arrival order" in out
+    assert out.endswith(figures["verdict"] + "\n")
+    assert figures["sources"]["web"]["weight"] == 3
+    assert figures["steps"] == 3
+    assert (figures["buckets"], figures["pp"], figures["sync"]) == (4, 2, "step")
+    assert list(figures["placed"]) == ["none", "greedy", "assignment"]
+    assert figures["placed"]["none"]["speedup"] == 1
+    expected = md.simulate(
+        md.Stream(
+            {
+                name: np.concatenate(
+                    [pq.read_table(f"{name}/{part}.parquet")["tokens"] for part in range(2)]
+                )
+                for name in ("web", "code")
+            },
+            topology=md.ClientPlaceTree(dp=4, pp=2),
+            strategy=lambda g: g.mix({"web": 3, "code": 1}).cost(md.costs.Transformer(64, 32)),
+            batching=md.Packed(512, 8),
+            steps=3,
+        )
+    )
+    assert figures["placed"]["assignment"]["step_times"] == pytest.approx(
+        expected.placed["assignment"].step_time_T
+    )
+
+
+def test_paths_that_a_shell_expanded_are_one_source(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["web/0.parquet", "web/1.parquet", "--text-column", "text", "--records", "300"]
+    assert cli.main(["simulate", *words, *SMALL]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == (
+        "data: 298 lengths, median 250, longest 498, weight 596, "
+        "2 records without a length, 300 of 600 records read"
+    )
+
+
+def test_sources_weigh_what_they_hold_also_where_only_a_part_was_read(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(pa.table({"tokens": [5] * 3000}), data / "big.parquet", row_group_size=1000)
+    words = ["big=big.parquet", "web=web/*.parquet", "--length-column", "tokens"]
+    assert cli.main(["simulate", *words, *SMALL, "--records", "60", "--json", "out.json"]) == 0
+    sources = json.loads((data / "out.json").read_text())["sources"]
+    assert {name: facts["weight"] for name, facts in sources.items()} == {"big": 3000, "web": 600}
+    capsys.readouterr()
+    # Nobody knows how many lines there are.
+    words = ["a=a.jsonl", "web=web/*.parquet", "--length-column", "tokens", "--records", "10"]
+    assert "size of source 'a'; got only its first 10 records" in fails(words, capsys)
+    assert cli.main(["simulate", "a.jsonl", *words[2:], *SMALL]) == 0
+    assert "10 of more records read" in capsys.readouterr().out
+
+
+def report(lengths_N: Any, dp: int = 4, **packed: Any) -> Any:
+    stream = md.Stream(
+        {"a": lengths_N},
+        topology=md.ClientPlaceTree(dp=dp),
+        strategy=lambda graph: graph.cost(md.costs.Tokens()),
+        batching=md.Packed(100, 2 * dp, max_documents=1, **packed),
+        steps=2,
+    )
+    return md.simulate(stream)
+
+
+def test_the_verdict_says_when_there_is_nothing_to_gain() -> None:
+    said = simulate_cli.verdict(report([50]))
+    assert said == (
+        "There is little to gain: assignment makes steps 1.00 x as fast; no placement of whole "
+        "documents makes them more than 1.00 x as fast."
+    )
+
+
+def test_the_verdict_says_what_is_gained_and_what_single_documents_cost() -> None:
+    # Two ranks of two documents: 10 + 30 and 10 + 30 in arrival order, at best 40 each.
+    said = simulate_cli.verdict(report([30, 30, 10, 10], dp=2))
+    assert said.startswith("There is little to gain")
+    said = simulate_cli.verdict(report([30, 10, 30, 10], dp=2))
+    assert said.startswith("Balanced by assignment, steps are 1.50 x as fast as in arrival order")
+    assert "deferral" not in said
+    said = simulate_cli.verdict(report([100, 10, 10, 10], dp=2))
+    assert "an even spread, which takes deferral or splitting, would be" in said
+
+
+def test_it_runs_as_a_process(tmp_path: Path) -> None:
+    laws = ["--lengths", "a=lognormal:60,1.1:2", "--lengths", "b=lognormal:90,0.5:1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "megadask", "simulate", *laws, *SMALL],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("a: Lognormal(median=60.0, sigma=1.1, clip=None); weight 2\n")
+    assert "3 steps over 4 ranks" in done.stdout
+    assert "as fast" in done.stdout.splitlines()[-1]
