@@ -254,3 +254,23 @@ def test_the_rest_of_a_step_is_cut_as_it_was_or_chosen_anew(now: int) -> None:
     )
     assert rest.cp_layout == "sequence"
     assert (rest.assignment_digest == plan.assignment_digest) == (now == 2)
+
+
+def test_the_rest_of_a_step_that_is_placed_anew_has_a_layout_of_its_own() -> None:
+    source = MemorySource("a", 0, [ok(*[8] * 32, *[64] * 4)], BATCHING)
+    driver = Driver([source], DrawRules(batching=BATCHING, epochs=1))
+    drawn = driver.draw()
+    strategy = Strategy(context=Context(layout="auto", tile=16))
+    assert place(drawn, strategy, BATCHING, 1, driver.mixture, 4).cp_layout == "sequence"
+    rest = place_rest(
+        drawn,
+        strategy,
+        BATCHING,
+        1,
+        driver.mixture,
+        consumed_N=drawn.table["tokens"] == 8,
+        first_microbatch=4,
+        assignment_digest="of another topology",
+        cp=4,
+    )
+    assert rest.cp_layout == "document"

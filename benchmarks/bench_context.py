@@ -1,0 +1,129 @@
+"""What do the layouts of context parallelism cost a step, and what does spreading documents gain?
+
+Plans steps from made-up lengths, in one process, without a cluster:
+``python benchmarks/bench_context.py``. The first table gives the attention that ranks wait for over
+that of an even share without tiles; the second one max / mean over the ranks, and medians of time.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megadask.planner import Packed
+from megadask.planner.balance import Problem, balance, bucket_loads
+from megadask.planner.cp import Context, Packs, attention_work, choose_layout, slowest_work
+from megadask.planner.hybrid import spread
+from megadask.planner.packing import Packing
+
+CONTEXT = 32768
+CP = 8
+NUM_STEPS = 20
+PACKS = 8
+HIDDEN = 5120
+REPEATS = 5
+#: Name to median, sigma and share: lognormal lengths of texts. Images come on top of "image-text".
+KINDS = {"chat": (250, 1.0), "web": (600, 1.1), "long": (6000, 1.3), "image-text": (150, 0.8)}
+MIXES = {
+    "chat": {"chat": 1.0},
+    "web": {"web": 1.0},
+    "mixed": {"chat": 0.3, "web": 0.4, "long": 0.1, "image-text": 0.2},
+    "longctx": {"web": 0.5, "long": 0.5},
+}
+
+
+def lengths(mix: str, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return (count,) tokens of documents."""
+    kinds = list(MIXES[mix])
+    kind_N = rng.choice(len(kinds), count, p=list(MIXES[mix].values()))
+    median_N, sigma_N = np.array([KINDS[kind] for kind in kinds])[kind_N].T
+    tokens_N = median_N * np.exp(sigma_N * rng.standard_normal(count))
+    images_N = np.minimum(rng.geometric(0.5, count), 8)
+    images_N[np.array(kinds)[kind_N] != "image-text"] = 0
+    for number in range(8):
+        image_N = np.minimum(rng.lognormal(np.log(500), 1.0, count), 4096)
+        tokens_N += np.where(images_N > number, image_N, 0)
+    return np.clip(tokens_N, 1, CONTEXT).astype(np.int64)
+
+
+def packed(mix: str, rng: np.random.Generator) -> Packs:
+    """Return documents packed by best fit in the order of arrival, up to the first without room."""
+    batching = Packed(CONTEXT, PACKS, pad_to_multiple=2 * CP)
+    packing, used = Packing(PACKS, batching), [0] * PACKS
+    sizes, packs, offsets = [], [], []
+    for size in batching.padded(lengths(mix, PACKS * CONTEXT // 100, rng)).tolist():
+        if size > packing.room:
+            break
+        pack = packing.add(size)
+        sizes.append(size)
+        packs.append(pack)
+        offsets.append(used[pack])
+        used[pack] += size
+    size_N, pack_N, offset_N = (np.array(column) for column in (sizes, packs, offsets))
+    return Packs(size_N=size_N, pack_N=pack_N, offset_N=offset_N, num_packs=PACKS, seq_len=CONTEXT)
+
+
+def compare_layouts(mix: str, tile: int) -> tuple[float, float, float, float]:
+    """Return what ranks wait for under "document", "sequence" and "auto", and how often it cuts."""
+    rng = np.random.default_rng(0)
+    waits, cuts = [], []
+    for _ in range(NUM_STEPS):
+        packs = packed(mix, rng)
+        even = attention_work(packs, CP, "document").sum() / CP
+        wait = {
+            layout: slowest_work(attention_work(packs, CP, layout, tile), 1, PACKS) / even
+            for layout in ("document", "sequence")
+        }
+        chosen = choose_layout(Context(layout="auto", tile=tile), packs, CP, 1, PACKS)
+        waits.append((wait["document"], wait["sequence"], wait[chosen]))
+        cuts.append(chosen == "document")
+    return (*np.mean(waits, axis=0), float(np.mean(cuts)))
+
+
+def compare_spreading(dp: int, microbatches: int) -> tuple[float, ...]:
+    """Return max / mean of whole documents and of spread ones, microbatch by microbatch, and ms."""
+    seen = []
+    for seed in range(REPEATS):
+        tokens_N = lengths("mixed", 16 * dp * CP, np.random.default_rng(seed))
+        cost_N = tokens_N * 6 * HIDDEN + tokens_N**2
+        mean = cost_N.sum() / (dp * CP)
+        problem = Problem(
+            cost_NP=cost_N[:, None], num_buckets=dp * CP, num_microbatches=microbatches
+        )
+        load_BM = bucket_loads(problem, balance(problem))[:, :, 0]
+        began = time.perf_counter()
+        hybrid = spread(cost_N, tokens_N, dp=dp, cp=CP, microbatches=microbatches)
+        took_ms = (time.perf_counter() - began) * 1e3
+        whole, whole_micro = load_BM.sum(axis=1).max(), load_BM.max(axis=0).sum()
+        loads = (whole, whole_micro, hybrid.slowest, hybrid.slowest_microbatches)
+        shared = (hybrid.cp_degree > 1).mean()
+        seen.append((*(load / mean for load in loads), shared, took_ms))
+    return tuple(np.median(seen, axis=0))
+
+
+def main() -> None:
+    """Print the tables."""
+    print(f"packs of {CONTEXT} tokens at cp={CP}; padding to {2 * CP} tokens included")
+    print(f"{'lengths':10}{'tile':>5}{'document':>10}{'sequence':>10}{'auto':>8}{'cut':>6}")
+    for mix in MIXES:
+        for tile in (64, 128):
+            document, sequence, auto, cuts = compare_layouts(mix, tile)
+            print(f"{mix:10}{tile:5}{document:10.3f}{sequence:10.3f}{auto:8.3f}{cuts:6.0%}")
+    print(f"\nmixed lengths up to {CONTEXT}, 16 documents a rank, cp={CP}")
+    print(
+        f"{'ranks':>6}{'microbatches':>13}{'whole':>8}{'':>8}{'spread':>10}{'':>8}{'shared':>8}"
+        f"{'time':>10}"
+    )
+    for dp in (8, 36, 512):
+        for microbatches in (1, 4):
+            whole, whole_micro, slowest, micro, shared, ms = compare_spreading(dp, microbatches)
+            print(
+                f"{dp * CP:6}{microbatches:13}{whole:8.3f}{whole_micro:8.3f}{slowest:10.4f}"
+                f"{micro:8.4f}{shared:8.2%}{ms:7.0f} ms"
+            )
+
+
+if __name__ == "__main__":
+    main()
