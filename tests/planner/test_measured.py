@@ -94,6 +94,14 @@ def test_constants_of_launches_are_not_charged_to_spans() -> None:
     assert one[0] == pytest.approx(seconds((0, *law[1:]), [1000]))
 
 
+def test_terms_of_very_different_size_are_all_found() -> None:
+    law = (0, 2e-3, 1e-6, 1e-12)
+    lengths = [[int(length)] for length in np.geomspace(100, 4_000_000, 12)]
+    cost = costs.Measured(times(lengths, law))
+    found = (0, cost.per_document_s, cost.per_token_s, cost.per_token2_s)
+    assert found == pytest.approx(law, rel=1e-3)
+
+
 def test_items_of_a_modality_cost_one_by_one() -> None:
     cost = costs.Measured.from_coefficients(1e-3, 1e-6, 1e-9, modality="image")
     images = Ragged(np.array([100, 100, 300], np.int64), np.array([0, 2, 2, 3]))
