@@ -316,8 +316,8 @@ class _Step:
         tokens, size, packing = self._columns.tokens, self._columns.size, self._packing
         live_S = np.where([not window.is_empty for window in self.windows], share_S, 0)
         turns, live_S = self._turns(self.deficit_S, live_S)
-        over = self._is_over(share_S)
-        while not over and (source := turns.source) >= 0:
+        source = -1 if self._is_over(share_S) else turns.first()
+        while source >= 0:
             window = self.windows[source]
             epoch = window.epoch
             place = window.draw_fitting(packing.room)
@@ -326,16 +326,18 @@ class _Step:
             self.places.append(place)
             self.packs.append(packing.add(size[place]))
             if by_tokens:
-                turns.give(tokens[place], window.head_tokens)
+                source = turns.give(tokens[place], window.head_tokens)
             else:
-                turns.give(1)
+                source = turns.give(1)
             if window.starved:
                 break
             if window.epoch != epoch:
-                over = self._is_over(share_S)
                 if window.is_empty:
-                    live_S[source] = 0
+                    live_S = np.where([w.is_empty for w in self.windows], 0, live_S)
                     turns, live_S = self._turns(turns.deficits(), live_S)
+                    source = turns.first()
+                if self._is_over(share_S):
+                    break
         self.deficit_S = turns.deficits()
 
     def starved(self, names: Sequence[str]) -> Starved | None:

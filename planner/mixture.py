@@ -83,22 +83,26 @@ class Turns:
         self._due: list[tuple[int, int]] = []  # (deadline, source)
         self._later: list[tuple[int, int, int]] = []  # (time from which it is due, ...)
         for source in live:
-            self._enter(source, 1 if size_S is None else size_S[source])
+            self._later.append(self._entry(source, 1 if size_S is None else size_S[source]))
+        self._later.sort()
 
-    @property
-    def source(self) -> int:
-        """Index of the source whose turn it is, or -1 when no source has a share."""
+    def first(self) -> int:
+        """Return the source whose turn it is, or -1 when no source has a share."""
         later, due = self._later, self._due
         while later and later[0][0] <= self._now:
             heappush(due, heappop(later)[1:])
         return due[0][1] if due else -1
 
-    def give(self, size: int, next_size: int = 1) -> None:
-        """Enter that the source whose turn it is received ``size``, and what its next one is."""
+    def give(self, size: int, next_size: int = 1) -> int:
+        """Enter that the source whose turn it is received ``size``, and what its next one is.
+
+        Returns the source whose turn it is then.
+        """
         source = heappop(self._due)[1]
         self._received_S[source] += size
         self._now += size
-        self._enter(source, next_size)
+        heappush(self._later, self._entry(source, next_size))
+        return self.first()
 
     def deficits(self) -> NDArray[np.int64]:
         """Return (S,) the deficits now."""
@@ -106,13 +110,9 @@ class Turns:
         now = self._now
         return np.array([d + now * s - got * TOTAL_SHARE for d, s, got in columns], np.int64)
 
-    def _enter(self, source: int, size: int) -> None:
-        """Queue a source for its next sample."""
+    def _entry(self, source: int, size: int) -> tuple[int, int, int]:
+        """Return from when on a source is due for its next sample, the deadline, and the source."""
         share = self._share_S[source]
         owed = self._deficit_S[source] - self._received_S[source] * TOTAL_SHARE - self._slack
-        release = -(owed // share) - self._ahead
         deadline = (TOTAL_SHARE * size - owed - 2 * self._slack) // share
-        if release <= self._now:
-            heappush(self._due, (deadline, source))
-        else:
-            heappush(self._later, (release, deadline, source))
+        return -(owed // share) - self._ahead, deadline, source

@@ -49,19 +49,24 @@ class Window:
         final: bool,
         width: int,
     ) -> None:
-        self._columns = columns
+        self._size, self._tokens, self._due = columns.size, columns.tokens, columns.due
         self._width = width
         self._final = final
         self._complete_epochs = complete_epochs
+        self._epochs = iter(epochs)
         # Places of spans that were passed over in this draw; all others from `_next` on are left.
         self._holes: list[int] = []
-        self._next = self._stop = start
-        self._epochs = iter(epochs)
+        self._start = self._next = self._stop = start
         self._complete = True
+        self._watch = start  # from this place on, rows or the epoch may run out
         self.epoch = complete_epochs
-        self.num_taken = 0
         self.starved = False
         self._refill()
+
+    @property
+    def num_taken(self) -> int:
+        """Spans drawn."""
+        return self._next - self._start - len(self._holes)
 
     @property
     def num_left(self) -> int:
@@ -76,9 +81,9 @@ class Window:
     @property
     def head_tokens(self) -> int:
         """Tokens of the first span, 0 if there is none."""
-        if self.is_empty:
-            return 0
-        return self._columns.tokens[self._holes[0] if self._holes else self._next]
+        if self._holes:
+            return self._tokens[self._holes[0]]
+        return self._tokens[self._next] if self._next < self._stop else 0
 
     def would_starve(self) -> bool:
         """Whether there would not be enough rows to draw as much again."""
@@ -89,49 +94,45 @@ class Window:
 
         There is none either where a span does not fit that can be passed over no longer.
         """
-        size, due = self._columns.size, self._columns.due
+        size, due, first = self._size, self._due, self._next
+        if not self._holes and first < self._stop and size[first] <= room:
+            self._next = first + 1
+            if first + 1 >= self._watch:
+                self._refill()
+            return first
         for index, place in enumerate(self._holes):
             if size[place] <= room:
                 return self._draw_hole(index)
             if due[place]:
                 return -1
-        first = self._next
         for place in range(first, min(self._stop, first + self._width - len(self._holes))):
             if size[place] <= room:
-                self._draw_fresh(place)
-                return place
+                return self._draw_fresh(place)
             if due[place]:
                 return -1
         return -1
 
     def draw_due(self, room: int) -> int:
         """Draw the first span that can be passed over no longer, if it fits; else return -1."""
-        size, due = self._columns.size, self._columns.due
+        size, due, first = self._size, self._due, self._next
         for index, place in enumerate(self._holes):
             if due[place]:
                 return self._draw_hole(index) if size[place] <= room else -1
-        first = self._next
         for place in range(first, min(self._stop, first + self._width - len(self._holes))):
             if due[place]:
-                if size[place] > room:
-                    return -1
-                self._draw_fresh(place)
-                return place
+                return self._draw_fresh(place) if size[place] <= room else -1
         return -1
 
     def _draw_hole(self, index: int) -> int:
         place = self._holes.pop(index)
-        self.num_taken += 1
         self._refill()
         return place
 
-    def _draw_fresh(self, place: int) -> None:
-        if place > self._next:
-            self._holes.extend(range(self._next, place))
+    def _draw_fresh(self, place: int) -> int:
+        self._holes.extend(range(self._next, place))
         self._next = place + 1
-        self.num_taken += 1
-        if not self._complete or self._next == self._stop:
-            self._refill()
+        self._refill()
+        return place
 
     def _refill(self) -> None:
         """Go on to the next epoch behind the last span of this one; note where rows run out."""
@@ -142,5 +143,6 @@ class Window:
                 self.starved = not self._final
                 return
             self.epoch, self._stop, self._complete = following
+            self._watch = self._stop - (0 if self._complete else self._width - 1)
         if not self._complete and self.num_left < self._width:
             self.starved = True
