@@ -137,7 +137,7 @@ class Forecast:
             wanted = np.minimum(count_S, 2 * known_S + 1)[short] + self.window
             return Missing(dict(zip(short.tolist(), wanted.tolist(), strict=True)))
         within_n = np.arange(len(order_n)) - first_S[self.readable.source_n]
-        return within_n < np.minimum(count_S, known_S)[self.readable.source_n]
+        return np.asarray(within_n < np.minimum(count_S, known_S)[self.readable.source_n])
 
 
 @dataclass(frozen=True)

@@ -325,10 +325,8 @@ class _Step:
                 break
             self.places.append(place)
             self.packs.append(packing.add(size[place]))
-            if by_tokens:
-                source = turns.give(tokens[place], window.head_tokens)
-            else:
-                source = turns.give(1)
+            given = (tokens[place], window.head_tokens) if by_tokens else (1, 1)
+            source = turns.give(*given)
             if window.starved:
                 break
             if window.epoch != epoch:

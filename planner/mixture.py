@@ -93,7 +93,7 @@ class Turns:
             heappush(due, heappop(later)[1:])
         return due[0][1] if due else -1
 
-    def give(self, size: int, next_size: int = 1) -> int:
+    def give(self, size: int, next_size: int) -> int:
         """Enter that the source whose turn it is received ``size``, and what its next one is.
 
         Returns the source whose turn it is then.
