@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from megadask.planner.balance import balance, bucket_loads, lower_bound
 from megadask.planner.costs import evaluate, unit_of
 from megadask.planner.cp import Context, LayoutChoice
+from megadask.planner.deferral import Deferral
 from megadask.planner.errors import ConfigError
 from megadask.planner.hybrid import spread
 from megadask.planner.metadata import Metadata, Ragged
@@ -102,6 +103,23 @@ class DGraph(Recorder):
         if self.source_names is not None:
             check_names(schedule.source_names, self.source_names)
         return self._record(mix=schedule, mix_by=by)
+
+    def defer(self, steps: int, ways: int) -> DGraph:
+        """Let spans that cost too much for a step wait, so that long ones meet long ones.
+
+        No span costs more than 1 / ``ways`` of its step, unless it has waited ``steps`` steps, or
+        one that could wait no longer costs as much; see `deferral`. By the cost of this graph.
+
+        Parameters
+        ----------
+        steps
+            K, most steps that a span waits.
+        ways
+            W, buckets up to which steps are to be balanced. It is not taken from the topology: what
+            a step consists of must not change with that.
+        """
+        Deferral(steps=steps, ways=ways)
+        return self._record(defer=(steps, ways))
 
     def select(self, modality: str, encode: Encode = "step") -> ItemGraph:
         """Return a graph of its own for the items of one modality: an encoder beside the backbone.

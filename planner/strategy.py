@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from megadask.planner.balance import Method, Problem
 from megadask.planner.costs import Cost, Tokens, evaluate, unit_of
 from megadask.planner.cp import Context
+from megadask.planner.deferral import Deferral
 from megadask.planner.errors import CostError
 from megadask.planner.fingerprint import display_name, fingerprint
 from megadask.planner.metadata import Metadata
@@ -130,6 +131,8 @@ class Strategy(Placement):
         Weights of the sources by step; None: by size.
     mix_by
         Whether weights are shares of the samples or of the tokens.
+    defer
+        Steps that a span may wait for others as costly, and ways that steps are balanced over.
     broadcast_axes
         Axes along which only the first rank fetches.
     selections
@@ -140,9 +143,18 @@ class Strategy(Placement):
 
     mix: StepSchedule | None = None
     mix_by: MixBy = "samples"
+    defer: tuple[int, int] | None = None
     broadcast_axes: tuple[str, ...] = ()
     selections: Mapping[str, Selection] = field(default_factory=dict)
     context: Context = field(default_factory=Context)
+
+    @property
+    def deferral(self) -> Deferral | None:
+        """What the draw has to know of it."""
+        if self.defer is None:
+            return None
+        steps, ways = self.defer
+        return Deferral(steps=steps, ways=ways, cost=self.cost)
 
     def fingerprint(self) -> str:
         """Return a hash of the strategy, equal in all processes that declare the same."""
