@@ -140,7 +140,8 @@ class Pipeline:
     window
         Readable spans of every source that the planner looks at for one that fits.
     patience
-        Steps for which a span may be passed over because it does not fit.
+        Steps for which a span may be passed over because it does not fit: so much later it may come
+        than its turn in its source. Where order counts to the letter, take windows of 1.
     restart
         Whether every pass over a loader begins at the beginning, as validation wants it. All ranks
         have to end a pass before any begins the next.
@@ -208,6 +209,7 @@ class Pipeline:
             patience=self.patience,
             epochs=self.epochs,
             stop=self.stop,
+            deferral=self.frozen_strategy.deferral,
         )
 
     @cached_property
@@ -219,6 +221,7 @@ class Pipeline:
             "reading": f"epochs={self.epochs}, stop={self.stop}, window={self.window}, "
             f"patience={self.patience}",
             "seed": str(self.seed),
+            "deferral": self._deferral_text,
         }
         for source in self.sources:
             shards = source.reader.shards()
@@ -292,6 +295,14 @@ class Pipeline:
             )
             for index, source in enumerate(self.sources)
         }
+
+    @property
+    def _deferral_text(self) -> str:
+        deferral = self.rules.deferral
+        if deferral is None:
+            return "none"
+        cost = fingerprint(deferral.cost)
+        return f"steps={deferral.steps}, ways={deferral.ways}, cost {cost}"
 
     def _check_sources(self) -> None:
         names = [source.name for source in self.sources]

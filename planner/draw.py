@@ -8,7 +8,7 @@ begins with it. So the mixture stays exact at every moment, and nothing starves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -16,12 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.batching import Packed
+from megadask.planner.behind import Taken, go_behind, is_before
+from megadask.planner.deferral import Deferral, Forecast, Missing, find_limit
 from megadask.planner.errors import ConfigError
-from megadask.planner.ids import Verdict
+from megadask.planner.lines import Known, Lines, Rows
 from megadask.planner.metadata import Metadata, concat
-from megadask.planner.mixture import charge, pick, settle
+from megadask.planner.mixture import Turns, settle
 from megadask.planner.packing import Packing
-from megadask.planner.state import Cursor, LaneCursor, PlannerState, SourceState, with_since
+from megadask.planner.state import NEVER, PlannerState, SourceState, with_since
+from megadask.planner.window import Columns, Window
+
+__all__ = ["Draw", "DrawRules", "Rows", "Starved", "draw", "is_before", "rows_after"]
 
 MixBy = Literal["samples", "tokens"]
 Stop = Literal["first", "all", "repeat"]
@@ -54,6 +59,7 @@ class DrawRules:
     patience: int = 4
     epochs: int | None = None
     stop: Stop = "all"
+    deferral: Deferral | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("mix_by", self.mix_by), ("stop", self.stop)):
@@ -67,25 +73,19 @@ class DrawRules:
                 raise ConfigError(f"{name}=", got=repr(value), limit="an integer >= 1")
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """What is known of a source from its state on.
-
-    table
-        Spans in canonical order, those outstanding first; verdicts of all kinds.
-    complete_epochs
-        Every record of the epochs below this one is in the table or lies before it.
-    """
-
-    table: Metadata
-    complete_epochs: int
-
-
 @dataclass(frozen=True)
 class Starved:
-    """The draw needs more rows of this source; nothing was decided."""
+    """The draw needs more rows; nothing was decided.
+
+    source
+        A source that has run out of them.
+    wanted
+        Source name to about how many more spans are needed: of all sources that ran out, and of
+        those that soon would.
+    """
 
     source: str
+    wanted: Mapping[str, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,263 +131,254 @@ def draw(
     Draw or Starved
         A draw without spans is the end of the data.
     """
-    names = list(state.sources)
-    feeds = [
-        _Feed(state.sources[name], rows[name] if share else None, rules)
-        for name, share in zip(names, share_S.tolist(), strict=True)
-    ]
-    if starved := _starved(names, feeds):
-        return starved
-    step = _Step(state.step, feeds, rules)
-    # A span that was passed over waits no longer because its source has lost its weight.
-    step.take_overdue(np.flatnonzero(share_S == 0), state.step - rules.patience)
-    deficit_S = np.array([state.deficits[name] for name in names], np.int64)
-    deficit_S = step.take_turns(deficit_S, share_S)
-    if not step.taken:  # the end, but for spans that were passed over
-        step.take_overdue(np.arange(len(feeds)), state.step)
-    if starved := _starved(names, feeds):
-        return starved
-    return _finish(state, step, dict(zip(names, deficit_S.tolist(), strict=True)))
+    known = Known.of(state, rows, share_S)
+    drawing = _Drawing(state, known, share_S, rules)
+    step = drawing.step() if rules.deferral is None else drawing.deferred_step(rules.deferral)
+    if isinstance(step, Starved):
+        return step
+    if not step.places:  # the end, but for spans that were passed over
+        step = drawing.last_step(step)
+        if isinstance(step, Starved):
+            return step
+    states, passed = go_behind(known, drawing.taken(step))
+    return Draw(
+        step=state.step,
+        table=known.table.take(step.rows()),
+        canonical_pack_N=np.array(step.packs, np.int64),
+        num_packs=step.num_packs,
+        passed=passed,
+        state=replace(
+            state,
+            step=state.step + 1,
+            sources=dict(zip(state.sources, states, strict=True)),
+            deficits=dict(zip(state.sources, step.deficit_S.tolist(), strict=True)),
+        ),
+    )
+
+
+class _Drawing:
+    """What all attempts to draw one step have in common."""
+
+    def __init__(
+        self,
+        state: PlannerState,
+        known: Known,
+        share_S: NDArray[np.int64],
+        rules: DrawRules,
+    ) -> None:
+        self._state = state
+        self._known = known
+        self._share_S = share_S
+        self._rules = rules
+        self._names = list(state.sources)
+        may_follow = rules.stop == "repeat"
+        self._final_S = ~known.active_S | (
+            (known.complete_S == (-1 if rules.epochs is None else rules.epochs)) & (not may_follow)
+        )
+        due_N = known.table["since"] <= state.step - rules.patience
+        if rules.deferral is not None:
+            due_N |= known.table["held"] <= state.step - rules.deferral.steps
+        self._readable = known.readable(rules.batching, due_N)
+
+    def step(self) -> _Step | Starved:
+        """Return the step in which no span is held back."""
+        return self._attempt(self._readable.lines())
+
+    def deferred_step(self, deferral: Deferral) -> _Step | Starved:
+        """Return the step under the highest limit of costs that keeps the rule of deferral."""
+        table = self._known.table.take(self._readable.row_n)
+        forecast = Forecast(
+            readable=self._readable,
+            cost_n=deferral.costs(table, self._rules.batching),
+            share_S=self._share_S,
+            by_tokens=self._rules.mix_by == "tokens",
+            final_S=self._final_S,
+            num_packs=self._rules.batching.global_batch_at(self._state.step),
+            batching=self._rules.batching,
+            window=self._rules.window,
+        )
+        limit = find_limit(forecast, deferral.ways)
+        if isinstance(limit, Missing):
+            wanted = {self._names[s]: count for s, count in limit.wanted.items()}
+            return Starved(next(iter(wanted)), wanted)
+        while True:
+            lines = forecast.lines(limit.value)
+            step = self._attempt(lines)
+            if isinstance(step, Starved):
+                return step
+            places = np.array(step.places, np.int64)
+            lower = limit.lowered(*forecast.judged(lines, places, limit.value), deferral.ways)
+            if lower is limit:
+                return step
+            limit = lower
+
+    def last_step(self, empty: _Step) -> _Step | Starved:
+        """Return the step of what was passed over, where nothing else is left."""
+        readable = self._known.readable(self._rules.batching, self._known.outstanding_N)
+        step = self._new_step(readable.lines())
+        step.deficit_S = empty.deficit_S
+        step.take_due(range(len(self._names)))
+        return step.starved(self._names) or step
+
+    def taken(self, step: _Step) -> Taken:
+        """Return what a step did to the sources."""
+        taken_N, waits_N = (np.zeros(self._known.table.num_rows, bool) for _ in range(2))
+        taken_N[step.rows()] = True
+        lines = step.lines
+        waits_N[lines.readable.row_n[lines.order_n[lines.waits_n]]] = True
+        ended = [
+            window.is_empty if active else own.ended
+            for window, active, own in zip(
+                step.windows, self._known.active_S.tolist(), self._known.states, strict=True
+            )
+        ]
+        epoch_S = np.array([window.epoch for window in step.windows], np.int64)
+        return Taken(
+            step=self._state.step,
+            taken_N=taken_N,
+            waits_N=waits_N,
+            epoch_S=epoch_S,
+            ended_S=np.array(ended, bool),
+        )
+
+    def _attempt(self, lines: Lines) -> _Step | Starved:
+        step = self._new_step(lines)
+        if starved := step.starved(self._names):
+            return starved
+        # A span that was passed over waits no longer because its source has lost its weight.
+        step.take_due(np.flatnonzero(self._share_S == 0).tolist())
+        step.take_turns(self._share_S)
+        return step.starved(self._names) or step
+
+    def _new_step(self, lines: Lines) -> _Step:
+        complete_S, final_S = self._known.complete_S.tolist(), self._final_S.tolist()
+        readable, order_n = lines.readable, lines.order_n
+        columns = Columns(
+            size=readable.size_n[order_n].tolist(),
+            tokens=readable.tokens_n[order_n].tolist(),
+            due=readable.due_n[order_n].tolist(),
+        )
+        windows = [
+            Window(
+                columns,
+                start,
+                lines.epochs_of(source),
+                complete_S[source],
+                final_S[source],
+                self._rules.window,
+            )
+            for source, start in enumerate(lines.first_S.tolist())
+        ]
+        deficit_S = np.array([self._state.deficits[name] for name in self._names], np.int64)
+        return _Step(self._state.step, lines, columns, windows, deficit_S, self._rules)
 
 
 class _Step:
-    """A step that is being drawn from one feed for each source.
+    """A step that is being drawn from the windows of all sources.
 
-    taken, packs: source and canonical pack of each span, in the order drawn.
+    places, packs: place in the lines and canonical pack of each span, in the order drawn.
+    deficit_S: (S,) what the mixture owes the sources behind it.
     """
 
-    def __init__(self, number: int, feeds: Sequence[_Feed], rules: DrawRules) -> None:
-        self.feeds = feeds
+    def __init__(
+        self,
+        number: int,
+        lines: Lines,
+        columns: Columns,
+        windows: Sequence[Window],
+        deficit_S: NDArray[np.int64],
+        rules: DrawRules,
+    ) -> None:
+        self.lines = lines
+        self.windows = windows
+        self.deficit_S = deficit_S
         self.num_packs = rules.batching.global_batch_at(number)
-        self.taken: list[int] = []
+        self.places: list[int] = []
         self.packs: list[int] = []
+        self._columns = columns
         self._rules = rules
-        self._due_since = number - rules.patience
         self._packing = Packing(self.num_packs, rules.batching)
 
-    def take_overdue(self, sources: NDArray[np.int64], since: int) -> None:
-        """Take the spans of some sources that were passed over by a step, as far as they fit."""
-        for source in sources.tolist():
-            feed = self.feeds[source]
-            while (place := feed.overdue(since, self._packing.room)) is not None:
-                self._take(source, place)
+    def rows(self) -> NDArray[np.int64]:
+        """Return the rows of the spans drawn, in the order drawn."""
+        places = np.array(self.places, np.int64)
+        return self.lines.readable.row_n[self.lines.order_n[places]]
 
-    def take_turns(
-        self, deficit_S: NDArray[np.int64], share_S: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Let the sources take turns until the step is full; return the deficits after that."""
+    def take_due(self, sources: Iterable[int]) -> None:
+        """Take the spans of some sources that can be passed over no longer, as far as they fit."""
+        for source in sources:
+            while (place := self.windows[source].draw_due(self._packing.room)) >= 0:
+                self._pack(place)
+
+    def take_turns(self, share_S: NDArray[np.int64]) -> None:
+        """Let the sources take turns until the step is full."""
         by_tokens = self._rules.mix_by == "tokens"
-        alive_S = np.array([not feed.exhausted for feed in self.feeds])
-        deficit_S, live_S = settle(deficit_S, np.where(alive_S, share_S, 0))
-        head_S = np.array([feed.head_tokens for feed in self.feeds]) if by_tokens else None
-        while not self._is_over():
-            source = pick(deficit_S, live_S, head_S)
-            if source < 0:
+        tokens, size, packing = self._columns.tokens, self._columns.size, self._packing
+        live_S = np.where([not window.is_empty for window in self.windows], share_S, 0)
+        turns, live_S = self._turns(self.deficit_S, live_S)
+        source = -1 if self._is_over(share_S) else turns.first()
+        while source >= 0:
+            window = self.windows[source]
+            epoch = window.epoch
+            place = window.draw_fitting(packing.room)
+            if place < 0:
                 break
-            feed = self.feeds[source]
-            place = feed.choose(self._packing.room, self._due_since)
-            if place is None:
+            self.places.append(place)
+            self.packs.append(packing.add(size[place]))
+            given = (tokens[place], window.head_tokens) if by_tokens else (1, 1)
+            source = turns.give(*given)
+            if window.starved:
                 break
-            tokens = self._take(source, place)
-            deficit_S = charge(deficit_S, live_S, source, tokens if by_tokens else 1)
-            if feed.starved:
-                break
-            if feed.exhausted:
-                live_S[source] = 0
-                deficit_S, live_S = settle(deficit_S, live_S)
-            if head_S is not None:
-                head_S[source] = feed.head_tokens
-        return deficit_S
+            if window.epoch != epoch:
+                if window.is_empty:
+                    live_S = np.where([w.is_empty for w in self.windows], 0, live_S)
+                    turns, live_S = self._turns(turns.deficits(), live_S)
+                    source = turns.first()
+                if self._is_over(share_S):
+                    break
+        self.deficit_S = turns.deficits()
 
-    def _take(self, source: int, place: int) -> int:
-        """Take a span that fits; return its tokens."""
-        size, tokens = self.feeds[source].take(place)
-        self.packs.append(self._packing.add(size))
-        self.taken.append(source)
-        return tokens
+    def starved(self, names: Sequence[str]) -> Starved | None:
+        """Return what sources lack if one has run out of rows, and the others that soon would."""
+        first = next((n for n, w in zip(names, self.windows, strict=True) if w.starved), None)
+        if first is None:
+            return None
+        wanted = {
+            name: max(window.num_taken, self._rules.window)
+            for name, window in zip(names, self.windows, strict=True)
+            if window.would_starve()
+        }
+        return Starved(first, wanted)
 
-    def _is_over(self) -> bool:
-        if self._rules.stop == "all":
+    def _turns(
+        self, deficit_S: NDArray[np.int64], live_S: NDArray[np.int64]
+    ) -> tuple[Turns, NDArray[np.int64]]:
+        """Return the turns of the sources that can be drawn from, and their shares."""
+        deficit_S, live_S = settle(deficit_S, live_S)
+        by_tokens = self._rules.mix_by == "tokens"
+        heads = [window.head_tokens for window in self.windows] if by_tokens else None
+        return Turns(deficit_S, live_S, heads), live_S
+
+    def _is_over(self, share_S: NDArray[np.int64]) -> bool:
+        """Whether the stop policy ends the step because sources have ended."""
+        if self._rules.stop == "all" or self._rules.epochs is None:
             return False
-        finished = (feed.finished for feed in self.feeds if feed.has_weight)
-        return any(finished) if self._rules.stop == "first" else all(finished)
+        ended = [
+            window.epoch >= self._rules.epochs
+            for window, share in zip(self.windows, share_S.tolist(), strict=True)
+            if share
+        ]
+        return any(ended) if self._rules.stop == "first" else all(ended)
 
-
-class _Feed:
-    """The moving window over one source during one draw."""
-
-    def __init__(self, state: SourceState, rows: Rows | None, rules: DrawRules) -> None:
-        self.state = state
-        # Without weight, only what was passed over can be drawn.
-        self.has_weight = rows is not None
-        self.rows = rows if rows is not None else Rows(state.outstanding, state.cursor[0])
-        self._rules = rules
-        table = self.rows.table
-        self._ok = np.flatnonzero(table["verdict"] == Verdict.OK).tolist()
-        self._epoch = table["epoch"].tolist()
-        self._tokens = table["tokens"].tolist()
-        self._size = rules.batching.padded(table["tokens"]).tolist()
-        self._since = table["since"].tolist()
-        self._next = 0
-        self.window: list[int] = []
-        self.taken: list[int] = []
-        self.starved = False
-        self._refill()
-
-    @property
-    def epoch(self) -> int:
-        """Epoch that the window shows, or the one that comes next where it is empty."""
-        return self._epoch[self.window[0]] if self.window else self.rows.complete_epochs
-
-    @property
-    def finished(self) -> bool:
-        """Whether all epochs have been drawn."""
-        return self._rules.epochs is not None and self.epoch >= self._rules.epochs
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether there is nothing to draw in turn now."""
-        return not (self.has_weight and self.window)
-
-    @property
-    def head_tokens(self) -> int:
-        """Tokens of the first span in the window, 0 if there is none."""
-        return int(self._tokens[self.window[0]]) if self.window else 0
-
-    def overdue(self, since: int, room: int) -> int | None:
-        """Return the place in the window of the first span passed over by ``since``, if it fits."""
-        for place, row in enumerate(self.window):
-            if self._since[row] <= since:
-                return place if self._size[row] <= room else None
-        return None
-
-    def choose(self, room: int, due_since: int) -> int | None:
-        """Return the place in the window of the first span that fits, if any may be taken."""
-        for place, row in enumerate(self.window):
-            if self._size[row] <= room:
-                return place
-            if self._since[row] <= due_since:
-                return None
-        return None
-
-    def take(self, place: int) -> tuple[int, int]:
-        """Draw the span at a place in the window; return its padded size and its tokens."""
-        row = self.window.pop(place)
-        self.taken.append(row)
-        self._refill()
-        return self._size[row], self._tokens[row]
-
-    def _refill(self) -> None:
-        """Show up to K spans of one epoch; the next epoch only after the last span of this one."""
-        while len(self.window) < self._rules.window:
-            if self._next == len(self._ok):
-                self.starved = not self._known_to_end()
-                return
-            row = self._ok[self._next]
-            if self.window and self._epoch[row] != self._epoch[self.window[0]]:
-                return
-            self.window.append(row)
-            self._next += 1
-
-    def _known_to_end(self) -> bool:
-        """Whether the window is all that can be shown: its epoch, or the source, is complete."""
-        if not self.has_weight:
-            return True
-        complete = self.rows.complete_epochs
-        if self.window:
-            return bool(self._epoch[self.window[0]] < complete)
-        return self._rules.stop != "repeat" and complete == self._rules.epochs
-
-    def advance(self, step: int) -> tuple[SourceState, Metadata]:
-        """Return the state after what was taken, and the records passed over for good."""
-        table = self.rows.table
-        cursor = self.state.cursor
-        if self.taken:
-            cursor = max(cursor, _after(table, max(self.taken)))
-        if self.epoch > cursor[0]:
-            cursor = (self.epoch, 0, 0, 0)
-        before = is_before(table, cursor)
-        left = np.ones(table.num_rows, bool)
-        left[self.taken] = False
-        ok = table["verdict"] == Verdict.OK
-        outstanding = table.take(before & left & ok)
-        since = np.minimum(outstanding["since"], step)
-        lengths = self.state.lengths
-        if cursor[0] > self.state.cursor[0]:
-            last_epoch = (cursor[0] - 1, NEVER, 0, 0)
-            lengths = tuple(k.position for k in _lanes_after(self.state, table, last_epoch))
-        state = replace(
-            self.state,
-            cursor=cursor,
-            lanes=_lanes_after(self.state, table, cursor),
-            outstanding=outstanding.with_columns(since=since),
-            lengths=lengths,
-            ended=not self.window if self.has_weight else self.state.ended,
-        )
-        return state, table.take(before & ~ok)
-
-
-#: ``since`` of a span that was never passed over.
-NEVER = np.iinfo(np.int64).max
-
-
-def is_before(table: Metadata, cursor: Cursor) -> NDArray[np.bool_]:
-    """Return (N,) whether each span comes before ``cursor`` in canonical order."""
-    before = np.zeros(table.num_rows, bool)
-    equal = np.ones(table.num_rows, bool)
-    for name, value in zip(("epoch", "position", "lane", "start"), cursor, strict=True):
-        before |= equal & (table[name] < value)
-        equal &= table[name] == value
-    return before
+    def _pack(self, place: int) -> None:
+        self.places.append(place)
+        self.packs.append(self._packing.add(self._columns.size[place]))
 
 
 def rows_after(state: SourceState, fetched: Metadata, complete_epochs: int) -> Rows:
     """Return what a draw from ``state`` looks at, from spans fetched in canonical order."""
-    fresh = with_since(fetched.take(~is_before(fetched, state.cursor)), NEVER)
-    tables = [table for table in (state.outstanding, fresh) if table.num_rows]
-    return Rows(concat(tables) if tables else fresh, complete_epochs)
-
-
-def _after(table: Metadata, row: int) -> Cursor:
-    epoch, position, lane = (int(table[name][row]) for name in ("epoch", "position", "lane"))
-    stop = int(table["stop"][row])
-    if stop < int(table["length"][row]):
-        return (epoch, position, lane, stop)
-    return (epoch, position, lane + 1, 0)
-
-
-def _lanes_after(state: SourceState, table: Metadata, cursor: Cursor) -> tuple[LaneCursor, ...]:
-    """Return the next record of every lane; one of which spans are left stays the next."""
-    same_epoch = cursor[0] == state.cursor[0]
-    lanes = list(state.lanes) if same_epoch else [LaneCursor()] * len(state.lanes)
-    epoch, position, lane, _ = cursor
-    passed = (table["epoch"] == epoch) & (
-        (table["position"] < position) | ((table["position"] == position) & (table["lane"] < lane))
-    )
-    columns = (
-        table[name][passed].tolist() for name in ("lane", "position", "shard", "row", "verdict")
-    )
-    for lane, *record in zip(*columns, strict=True):
-        if record[0] >= lanes[lane].position:
-            lanes[lane] = LaneCursor.after(*record)
-    return tuple(lanes)
-
-
-def _starved(names: Sequence[str], feeds: Sequence[_Feed]) -> Starved | None:
-    pairs = zip(names, feeds, strict=True)
-    return next((Starved(name) for name, feed in pairs if feed.starved), None)
-
-
-def _finish(state: PlannerState, step: _Step, deficits: dict[str, int]) -> Draw:
-    advanced = [feed.advance(state.step) for feed in step.feeds]
-    spans = concat([feed.rows.table.take(np.array(feed.taken, int)) for feed in step.feeds])
-    in_turn = np.argsort(np.argsort(step.taken, kind="stable"))
-    sources = dict(zip(state.sources, (source for source, _ in advanced), strict=True))
-    return Draw(
-        step=state.step,
-        table=spans.take(in_turn),
-        canonical_pack_N=np.array(step.packs, np.int64),
-        num_packs=step.num_packs,
-        passed=concat([passed for _, passed in advanced]),
-        state=replace(state, step=state.step + 1, sources=sources, deficits=deficits),
-    )
+    before_N = is_before(fetched, state.cursor)
+    fresh = with_since(fetched.take(~before_N) if before_N.any() else fetched, NEVER)
+    if not state.outstanding.num_rows:
+        return Rows(fresh, complete_epochs)
+    return Rows(concat([state.outstanding, fresh]), complete_epochs)

@@ -23,6 +23,7 @@ from megadask.planner.balance import (
     lower_bound,
 )
 from megadask.planner.costs import Cost, Tokens, evaluate, unit_of
+from megadask.planner.deferral import Deferral
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
 from megadask.planner.metadata import Metadata, Ragged
@@ -48,6 +49,8 @@ class Strategy:
         What buckets are for: an axis, several, or ``"world"``.
     microbatches
         Microbatches of a bucket; None: as the batching has it.
+    defer
+        Steps that a span may wait for others as costly, and ways that steps are balanced over.
     cost
         What is balanced.
     method, options
@@ -62,11 +65,20 @@ class Strategy:
     mix_by: MixBy = "samples"
     axis: Axis = "dp"
     microbatches: int | None = None
+    defer: tuple[int, int] | None = None
     cost: Cost = field(default_factory=Tokens)
     method: Method = "assignment"
     options: Mapping[str, Any] = field(default_factory=dict)
     equal_counts: bool | None = None
     broadcast_axes: tuple[str, ...] = ()
+
+    @property
+    def deferral(self) -> Deferral | None:
+        """What the draw has to know of it."""
+        if self.defer is None:
+            return None
+        steps, ways = self.defer
+        return Deferral(steps=steps, ways=ways, cost=self.cost)
 
     def fingerprint(self) -> str:
         """Return a hash of the strategy, equal in all processes that declare the same."""
@@ -146,6 +158,23 @@ class DGraph:
         if self.source_names is not None:
             check_names(schedule.source_names, self.source_names)
         return self._record(mix=schedule, mix_by=by)
+
+    def defer(self, steps: int, ways: int) -> DGraph:
+        """Let spans that cost too much for a step wait, so that long ones meet long ones.
+
+        No span costs more than 1 / ``ways`` of its step, unless it has waited ``steps`` steps, or
+        one that could wait no longer costs as much; see `deferral`. By the cost of this graph.
+
+        Parameters
+        ----------
+        steps
+            K, most steps that a span waits.
+        ways
+            W, buckets up to which steps are to be balanced. It is not taken from the topology: what
+            a step consists of must not change with that.
+        """
+        Deferral(steps=steps, ways=ways)
+        return self._record(defer=(steps, ways))
 
     def distribute(self, axis: Axis, microbatches: int | None = None) -> DGraph:
         """Set what buckets are for: an axis of the topology, a tuple of axes, or ``"world"``."""

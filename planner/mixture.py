@@ -5,6 +5,9 @@ Axes: S sources. All arithmetic is on integers, so that every platform draws ali
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,18 +44,17 @@ def settle(
     return deficit_S, share_S
 
 
-def pick(
-    deficit_S: NDArray[np.int64],
-    share_S: NDArray[np.int64],
-    size_S: NDArray[np.int64] | None,
-) -> int:
-    """Return the source to draw from next, by the earliest deadline among those that are due.
+class Turns:
+    """Sources take turns by the earliest deadline among those that are due.
 
     A source is due when it has received no more than its share so far; its deadline is the moment
     at which its next sample, taken any later, would leave it a whole sample behind. This keeps
     every source within one sample of its share at any time: by samples it is the rule of Tijdeman
     ("The chairman assignment problem", 1980), by size the one of Bennett and Zhang ("WF2Q:
     worst-case fair weighted fair queueing", 1996), which stays within the largest sample.
+
+    Time is what all sources have received together. The moments at which a source becomes due and
+    overdue change only when it receives something: so two heaps give each turn in O(log S).
 
     Parameters
     ----------
@@ -61,31 +63,56 @@ def pick(
     share_S
         (S,) int64 shares as `settle` returns them, zero where a source is not to be drawn.
     size_S
-        (S,) int64 size of each source's next sample, or None to count samples.
-
-    Returns
-    -------
-    int
-        Index of the source, or -1 when no source has a share.
+        (S,) size of each source's next sample, or None to count samples.
     """
-    active = np.flatnonzero(share_S > 0)
-    if len(active) < 2:
-        return int(active[0]) if len(active) else -1
-    share, deficit = share_S[active], deficit_S[active]
-    if size_S is None:
-        slack = TOTAL_SHARE // (2 * len(active) - 2)
-        due = deficit + share >= slack
-        deadline = (TOTAL_SHARE - slack - deficit - share) // share
-    else:
-        due = deficit >= 0
-        deadline = (TOTAL_SHARE * size_S[active] - deficit) // share
-    return int(active[due][np.argmin(deadline[due])])
 
+    def __init__(
+        self,
+        deficit_S: NDArray[np.int64],
+        share_S: NDArray[np.int64],
+        size_S: Sequence[int] | None = None,
+    ) -> None:
+        self._deficit_S: list[int] = deficit_S.tolist()
+        self._share_S: list[int] = share_S.tolist()
+        self._received_S = [0] * len(share_S)
+        self._now = 0
+        live = np.flatnonzero(share_S > 0).tolist()
+        # By samples, time is looked at one ahead, and less half a sample shared by the others.
+        self._ahead = 1 if size_S is None else 0
+        self._slack = TOTAL_SHARE // max(1, 2 * len(live) - 2) if size_S is None else 0
+        self._due: list[tuple[int, int]] = []  # (deadline, source)
+        self._later: list[tuple[int, int, int]] = []  # (time from which it is due, ...)
+        for source in live:
+            self._later.append(self._entry(source, 1 if size_S is None else size_S[source]))
+        self._later.sort()
 
-def charge(
-    deficit_S: NDArray[np.int64], share_S: NDArray[np.int64], source: int, size: int
-) -> NDArray[np.int64]:
-    """Return the deficits after ``source`` received a sample of ``size``."""
-    deficit_S = deficit_S + share_S * size
-    deficit_S[source] -= TOTAL_SHARE * size
-    return deficit_S
+    def first(self) -> int:
+        """Return the source whose turn it is, or -1 when no source has a share."""
+        later, due = self._later, self._due
+        while later and later[0][0] <= self._now:
+            heappush(due, heappop(later)[1:])
+        return due[0][1] if due else -1
+
+    def give(self, size: int, next_size: int) -> int:
+        """Enter that the source whose turn it is received ``size``, and what its next one is.
+
+        Returns the source whose turn it is then.
+        """
+        source = heappop(self._due)[1]
+        self._received_S[source] += size
+        self._now += size
+        heappush(self._later, self._entry(source, next_size))
+        return self.first()
+
+    def deficits(self) -> NDArray[np.int64]:
+        """Return (S,) the deficits now."""
+        columns = zip(self._deficit_S, self._share_S, self._received_S, strict=True)
+        now = self._now
+        return np.array([d + now * s - got * TOTAL_SHARE for d, s, got in columns], np.int64)
+
+    def _entry(self, source: int, size: int) -> tuple[int, int, int]:
+        """Return from when on a source is due for its next sample, the deadline, and the source."""
+        share = self._share_S[source]
+        owed = self._deficit_S[source] - self._received_S[source] * TOTAL_SHARE - self._slack
+        deadline = (TOTAL_SHARE * size - owed - 2 * self._slack) // share
+        return -(owed // share) - self._ahead, deadline, source

@@ -11,18 +11,29 @@ class Packing:
     """Packs that fill up: each size goes into the fullest pack that takes it, ties by index."""
 
     def __init__(self, num_packs: int, batching: Packed) -> None:
-        self._room = [(batching.seq_len, pack) for pack in range(num_packs)]
-        self._left = [batching.documents_limit] * num_packs
+        self._seq_len = batching.seq_len
+        self._documents_limit = batching.documents_limit
+        self._num_packs = num_packs
+        # Packs that were opened and take more, by room; those behind them are empty.
+        self._open: list[tuple[int, int]] = []
+        self._left: list[int] = []
 
     @property
     def room(self) -> int:
         """Largest size that still fits."""
-        return self._room[-1][0] if self._room else 0
+        if len(self._left) < self._num_packs:
+            return self._seq_len
+        return self._open[-1][0] if self._open else 0
 
     def add(self, size: int) -> int:
         """Put a size that fits into the fullest pack that takes it; return the pack."""
-        room, pack = self._room.pop(bisect.bisect_left(self._room, (size, -1)))
+        place = bisect.bisect_left(self._open, (size, -1))
+        if place < len(self._open):
+            room, pack = self._open.pop(place)
+        else:
+            room, pack = self._seq_len, len(self._left)
+            self._left.append(self._documents_limit)
         self._left[pack] -= 1
         if room > size and self._left[pack]:
-            bisect.insort(self._room, (room - size, pack))
+            bisect.insort(self._open, (room - size, pack))
         return pack

@@ -17,7 +17,10 @@ from megadask.planner.errors import StateError
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged, empty_spans
 
-VERSION = 1
+VERSION = 2
+
+#: ``since`` or ``held`` of a span that never was.
+NEVER = int(np.iinfo(np.int64).max)
 
 #: A canonical place in a source: (epoch, position, lane, start); compares in canonical order.
 Cursor = tuple[int, int, int, int]
@@ -50,8 +53,8 @@ class SourceState:
     lanes
         The next record of each lane in the cursor's epoch.
     outstanding
-        Spans before the cursor that were passed over, in canonical order; column ``since`` has the
-        step at which that first happened.
+        Spans before the cursor that were passed over, in canonical order. Column ``since`` has the
+        step that first had no room for it, ``held`` the one for which it first was too costly.
     lengths
         Records of each lane in the last epoch that was completed; empty before there is one.
     ended
@@ -192,8 +195,9 @@ def _with_index(state: SourceState, index: int) -> SourceState:
 
 
 def with_since(table: Metadata, step: int) -> Metadata:
-    """Return a span table with column ``since`` set to ``step``."""
-    return table.with_columns(since=np.full(table.num_rows, step, np.int64))
+    """Return a span table with column ``since`` set to ``step``; none was too costly."""
+    since, held = (np.full(table.num_rows, value, np.int64) for value in (step, NEVER))
+    return table.with_columns(since=since, held=held)
 
 
 def table_to_json(table: Metadata) -> dict[str, Any]:
@@ -206,7 +210,7 @@ def table_to_json(table: Metadata) -> dict[str, Any]:
 
 def table_from_json(data: Mapping[str, Any]) -> Metadata:
     """Invert `table_to_json`; columns that are not those of a span table become floats."""
-    dtypes = {**SPAN_COLUMNS, "since": "int64"}
+    dtypes = {**SPAN_COLUMNS, "since": "int64", "held": "int64"}
     columns = {
         name: np.asarray(values, dtypes.get(name, "float64"))
         for name, values in data.items()

@@ -10,7 +10,7 @@ import numpy as np
 from megadask.planner.draw import Rows, is_before, rows_after
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import Metadata, concat
-from megadask.planner.state import LaneCursor, SourceState
+from megadask.planner.state import NEVER, LaneCursor, SourceState
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.owners import Partners, by_owner
 
@@ -72,8 +72,9 @@ class SourceFeed:
 
     @property
     def num_ready(self) -> int:
-        """Readable spans that are known and not yet drawn."""
-        return int((self.rows.table["verdict"] == Verdict.OK).sum())
+        """Readable spans that are known and not yet drawn, but for those held back."""
+        table = self.rows.table
+        return int(((table["verdict"] == Verdict.OK) & (table["held"] == NEVER)).sum())
 
     async def fetch(self, num_spans: int) -> None:
         """Fetch about so many more spans, at least one more record of the lanes furthest back."""

@@ -172,7 +172,9 @@ class PlannerActor:
             result = await asyncio.to_thread(draw, state, rows, share_S, self._spec.rules)
             if isinstance(result, Draw):
                 return result
-            await self._feed(result.source, state).fetch(self._spec.rules.window)
+            async with asyncio.TaskGroup() as group:
+                for name, num_spans in result.wanted.items():
+                    group.create_task(self._feed(name, state).fetch(num_spans))
 
     def _feed(self, name: str, state: PlannerState) -> SourceFeed:
         if name not in self._feeds:

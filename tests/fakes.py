@@ -188,6 +188,7 @@ class Driver:
             drawn = draw(self.state, rows, share_S, self.rules)
             if not isinstance(drawn, Starved):
                 break
+            assert drawn.source in drawn.wanted
             self._feeds[drawn.source].fetch(self._chunk())
         self.state = drawn.state
         for name, feed in self._feeds.items():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megadask.planner.mixture import TOTAL_SHARE, charge, pick, settle
+from megadask.planner.mixture import TOTAL_SHARE, Turns, settle
 from megadask.planner.weights import quantise
 from tests.strategies import laws, weights
 
@@ -19,10 +19,34 @@ Ints = NDArray[np.int64]
 
 def turns(deficit_S: Ints, share_S: Ints, count: int) -> Iterator[tuple[int, Ints]]:
     """Yield (source, deficits behind it) of so many turns by samples."""
+    own = Turns(deficit_S, share_S)
     for _ in range(count):
-        source = pick(deficit_S, share_S, None)
-        deficit_S = charge(deficit_S, share_S, source, 1)
-        yield source, deficit_S
+        source = own.first()
+        own.give(1, 1)
+        yield source, own.deficits()
+
+
+def pick(deficit_S: Ints, share_S: Ints, size_S: Ints | None) -> int:
+    """Return whose turn it is, by looking at all sources: what the rules say, word by word."""
+    active = np.flatnonzero(share_S > 0)
+    if len(active) < 2:
+        return int(active[0]) if len(active) else -1
+    share, deficit = share_S[active], deficit_S[active]
+    if size_S is None:
+        slack = TOTAL_SHARE // (2 * len(active) - 2)
+        due = deficit + share >= slack
+        deadline = (TOTAL_SHARE - slack - deficit - share) // share
+    else:
+        due = deficit >= 0
+        deadline = (TOTAL_SHARE * size_S[active] - deficit) // share
+    return int(active[due][np.argmin(deadline[due])])
+
+
+def charge(deficit_S: Ints, share_S: Ints, source: int, size: int) -> Ints:
+    """Return the deficits after a source received a sample of a size."""
+    deficit_S = deficit_S + share_S * size
+    deficit_S[source] -= TOTAL_SHARE * size
+    return deficit_S
 
 
 def random_shares(rng: np.random.Generator, num_sources: int) -> Ints:
@@ -67,11 +91,12 @@ def test_by_size_every_source_is_within_the_largest_sample(
         return int(rng.integers(1, largest + 1) if sizes == "any" else rng.choice([1, largest]))
 
     size_S = np.array([next_size() for _ in range(num_sources)])
+    own = Turns(deficit_S, share_S, size_S.tolist())
     for _ in range(300):
-        source = pick(deficit_S, share_S, size_S)
-        deficit_S = charge(deficit_S, share_S, source, int(size_S[source]))
-        size_S[source] = next_size()
-        assert np.abs(deficit_S).max() < TOTAL_SHARE * largest
+        source = own.first()
+        size, size_S[source] = int(size_S[source]), next_size()
+        own.give(size, int(size_S[source]))
+        assert np.abs(own.deficits()).max() < TOTAL_SHARE * largest
 
 
 @laws
@@ -140,4 +165,52 @@ def test_small_sources_get_their_turn_under_weights_that_change_every_step() -> 
 @given(st.integers(1, 8))
 def test_nothing_is_drawn_where_nothing_has_a_share(num_sources: int) -> None:
     nothing_S = np.zeros(num_sources, np.int64)
-    assert pick(*settle(nothing_S, nothing_S), None) == -1
+    assert Turns(*settle(nothing_S, nothing_S)).first() == -1
+
+
+# Two heaps give what looking at all sources gives ----------------------------------------------
+
+
+def assert_same_turns(
+    rng: np.random.Generator, num_sources: int, by_size: bool, period: int, count: int
+) -> None:
+    """Weights change, and sources come and go, after every period of turns."""
+    deficit_S = np.zeros(num_sources, np.int64)
+    size_S = rng.integers(1, 5000, num_sources)
+    for _ in range(count // period):
+        takes_part_S = rng.random(num_sources) < rng.choice([0.1, 0.7, 1.0])
+        takes_part_S[rng.integers(num_sources)] = True
+        share_S = np.where(takes_part_S, random_shares(rng, num_sources), 0)
+        deficit_S, share_S = settle(deficit_S, share_S)
+        own = Turns(deficit_S, share_S, size_S.tolist() if by_size else None)
+        following = own.first()
+        for _ in range(period):
+            source = pick(deficit_S, share_S, size_S if by_size else None)
+            assert source == following
+            size = int(size_S[source]) if by_size else 1
+            deficit_S = charge(deficit_S, share_S, source, size)
+            size_S[source] = rng.choice([1, 4999, rng.integers(1, 5000)])
+            following = own.give(size, int(size_S[source]) if by_size else 1)
+        np.testing.assert_array_equal(own.deficits(), deficit_S)
+
+
+@laws
+@given(st.integers(1, 30), st.booleans(), st.sampled_from([1, 7, 60]), st.integers(0, 2**32))
+def test_turns_are_those_of_the_plain_rule(
+    num_sources: int, by_size: bool, period: int, seed: int
+) -> None:
+    assert_same_turns(np.random.default_rng(seed), num_sources, by_size, period, 240)
+
+
+@pytest.mark.parametrize("by_size", [False, True])
+def test_turns_of_a_thousand_sources_are_those_of_the_plain_rule(by_size: bool) -> None:
+    assert_same_turns(np.random.default_rng(5), 1000, by_size, 600, 1800)
+
+
+@laws
+@given(st.integers(1, 8), st.integers(0, 2**32))
+def test_equal_weights_take_turns_by_index(num_sources: int, seed: int) -> None:
+    share_S = quantise([1.0] * num_sources)
+    order = [source for source, _ in turns(np.zeros_like(share_S), share_S, 3 * num_sources)]
+    assert sorted(order[:num_sources]) == list(range(num_sources))
+    assert order[:num_sources] == order[num_sources : 2 * num_sources]

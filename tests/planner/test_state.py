@@ -86,7 +86,7 @@ def test_packing_taking_and_joining_tables_are_inverse(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "null", '"text"', "{}", '{"version": 1}', '{"version": 1, "sources": {"a": 3}}'],
+    ["", "[]", "null", '"text"', "{}", '{"version": 2}', '{"version": 2, "sources": {"a": 3}}'],
 )
 def test_a_text_that_is_no_state_is_refused(text: str) -> None:
     with pytest.raises(StateError):
@@ -95,7 +95,7 @@ def test_a_text_that_is_no_state_is_refused(text: str) -> None:
 
 def test_a_state_of_another_version_is_refused() -> None:
     text = json.dumps({**json.loads(with_outstanding().to_json()), "version": 7})
-    with pytest.raises(StateError, match=r"version.*7.*1"):
+    with pytest.raises(StateError, match=r"version.*7.*2"):
         PlannerState.from_json(text)
 
 

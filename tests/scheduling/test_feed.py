@@ -100,7 +100,8 @@ class Planned:
             drawn = draw(self.state, rows, quantise([1.0]), self.rules)
             if isinstance(drawn, Draw):
                 break
-            assert drawn == Starved("a")
+            assert isinstance(drawn, Starved)
+            assert list(drawn.wanted) == [drawn.source] == ["a"]
             asyncio.run(self.feed.fetch(self.step))
         self.state = drawn.state
         self.feed.trim(drawn.state.sources["a"], drawn.table.num_rows)
