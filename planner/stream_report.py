@@ -118,9 +118,9 @@ class StreamReport:
         return float(self.bound_T.sum() / self.ideal_T.sum())
 
     @property
-    def fill(self) -> float:
-        """Mean number of spans of a pack."""
-        return float(self.spans_T.sum() / self.packs_T.sum())
+    def best_throughput(self) -> float:
+        """Tokens per unit of time above which no placement comes."""
+        return float(self.tokens_T.sum() / self.bound_T.sum())
 
     def planning_seconds(self, method: str | None = None) -> float:
         """Return the median time that drawing and placing a step took."""
@@ -156,7 +156,10 @@ class StreamReport:
             "bound": self.bound,
             "tokens_per_step": float(self.tokens_T.mean()),
             "spans_per_step": float(self.spans_T.mean()),
-            "spans_per_pack": self.fill,
+            "packs_per_step": float(self.packs_T.mean()),
+            "best_tokens_per_time": self.best_throughput,
+            "ideal_times": self.ideal_T.tolist(),
+            "bound_times": self.bound_T.tolist(),
             "mixture_error": self.mixture_error,
             "mixture_by": self.mix_by,
             "length_counts": {
@@ -174,6 +177,7 @@ class StreamReport:
                     "speedup": speedup,
                     "planning_seconds": seconds,
                     "step_times": self.placed[name].step_time_T.tolist(),
+                    "imbalances": self.placed[name].imbalance_T.tolist(),
                 }
                 for name, mean, most, over_ideal, speedup, seconds in self.rows()
             },

@@ -126,6 +126,17 @@ def test_equal_microbatches_make_the_bubble_of_the_textbook(
     assert done.imbalance == close(0)
 
 
+@laws
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(1, 9), trainers)
+def test_uneven_buckets_and_bubbles_are_told_apart(
+    load_B: list[int], micros: int, trainer: Trainer
+) -> None:
+    done = trainer.run(np.tile(np.array(load_B)[:, None, None], (1, micros, 1)))
+    slowest, mean, pp = max(load_B), float(np.mean(load_B)), trainer.pp
+    assert done.bubble == close(slowest * (pp - 1) / pp)
+    assert done.imbalance == close((slowest - mean) * micros / pp)
+
+
 # The 1F1B schedule against a simulation that knows nothing but its rules -------------------------
 
 

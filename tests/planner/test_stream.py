@@ -112,6 +112,15 @@ def test_what_a_law_gives_does_not_depend_on_the_other_sources() -> None:
     assert alone | other != other | alone
 
 
+def test_a_law_does_not_repeat_itself() -> None:
+    lengths: dict[int, int] = {}
+    for drawn in Stream({"a": WEB}, batching=PACKED, steps=40).draws():
+        table = drawn.draw.table
+        lengths.update(zip(table["position"].tolist(), table["tokens"].tolist(), strict=True))
+    (first, second) = ([lengths[n + start] for n in range(200)] for start in (0, 256))
+    assert sum(a == b for a, b in zip(first, second, strict=True)) < 10
+
+
 def test_items_and_scalars_go_with_the_start_of_their_document() -> None:
     items = Ragged(np.array([3, 4, 5]), np.array([0, 2, 3]))
     table = Metadata(
@@ -236,6 +245,7 @@ def test_the_report_adds_up_the_simulations_of_its_plans() -> None:
         assert report.tokens_T[step] == drawn.draw.table["tokens"].sum()
     total = report.placed["assignment"].step_time_T.sum()
     assert report.throughput() == pytest.approx(report.tokens_T.sum() / total)
+    assert report.throughput() <= report.best_throughput
     assert report.efficiency() == pytest.approx(report.ideal_T.sum() / total)
 
 
