@@ -2,11 +2,15 @@
 
 Axes: N items, P parts of the cost, B buckets, M microbatches of a bucket, Q packs of a microbatch,
 S = M * Q packs of a bucket. Bin of an item = (bucket * M + microbatch) * Q + pack.
+
+Loads are costs, transfers included. Times are loads times `Problem.slow_B`: integers too, so that
+placements of buckets of uneven speeds compare exactly.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +18,10 @@ from numpy.typing import NDArray
 from megadask.planner.errors import PlanError
 
 Ints = NDArray[np.int64]
-from typing import Any, Literal
-
 Sync = Literal["part", "step"]
+
+_SPEED_BITS = 16  # a time is exact to one in 2**16, where the costs leave room for that
+_TOTAL_BITS = 62  # of all costs, and of all times
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,6 +44,18 @@ class Problem:
         (N,) int64, a placement (bin of each item) known to fit, such as the canonical packing.
     equal_counts
         Whether the numbers of items of any two buckets may differ by at most one.
+    sync
+        What waits for the slowest bucket. ``"part"``: every part on its own, so that the sum over
+        parts of the slowest bucket counts. ``"step"``: only the step, so that the bucket whose
+        parts sum to the most counts.
+    speed_B
+        (B,) int64 >= 1, relative speeds of the buckets, such as percents; None: all alike.
+    transfer_NB
+        (N, B) int64 >= 0, what item n costs more in bucket b than elsewhere, in the first part: its
+        data must arrive before that begins. None: nothing.
+    group_size
+        Buckets of a group, such as the ranks of a node; "assignment" then evens out groups of
+        neighbouring buckets first, and the buckets within each after that. None: all at once.
     """
 
     cost_NP: Ints
@@ -50,10 +67,10 @@ class Problem:
     max_items: int | None = None
     start_N: Ints | None = None
     equal_counts: bool = False
-    group_size: Any = None
-    sync: Any = "part"
-    speed_B: Any = None
-    transfer_NB: Any = None
+    sync: Sync = "part"
+    speed_B: Ints | None = None
+    transfer_NB: Ints | None = None
+    group_size: int | None = None
 
     def __post_init__(self) -> None:
         cost_NP = self.cost_NP
@@ -63,7 +80,7 @@ class Problem:
                 got=f"{cost_NP.dtype} {cost_NP.shape}",
                 limit="int64 (N, P >= 1)",
             )
-        if (cost_NP < 0).any() or cost_NP.sum(dtype=np.float64) >= 2**62:
+        if (cost_NP < 0).any() or cost_NP.sum(dtype=np.float64) >= 2**_TOTAL_BITS:
             raise PlanError("Problem(cost_NP=)", got=cost_NP.min(), limit=">= 0, all below 2**62")
         for name in ("num_buckets", "num_microbatches", "num_packs", "capacity", "max_items"):
             value = getattr(self, name)
@@ -75,9 +92,78 @@ class Problem:
             column = getattr(self, name)
             if column is not None and column.shape != cost_NP.shape[:1]:
                 raise PlanError(f"Problem({name}=)", got=column.shape, limit=cost_NP.shape[:1])
+        self._check_options()
         self._check_room()
         if self.start_N is not None:
             check(self, self.start_N, "Problem(start_N=)")
+
+    def _check_options(self) -> None:
+        if self.sync not in get_args(Sync):
+            raise PlanError("Problem(sync=)", got=repr(self.sync), limit=f"one of {get_args(Sync)}")
+        size = self.group_size
+        if size is not None and (size < 1 or self.num_buckets % size):
+            raise PlanError(
+                "Problem(group_size=)", got=size, limit=f"a divisor of {self.num_buckets} buckets"
+            )
+        speed_B, transfer_NB = self.speed_B, self.transfer_NB
+        if speed_B is not None:
+            if speed_B.shape != (self.num_buckets,) or speed_B.dtype != np.int64:
+                raise PlanError(
+                    "Problem(speed_B=)",
+                    got=f"{speed_B.dtype} {speed_B.shape}",
+                    limit=f"int64 ({self.num_buckets},)",
+                    remedy="Give speeds in whole percents.",
+                )
+            if speed_B.min() < 1:
+                raise PlanError("Problem(speed_B=)", got=speed_B.min(), limit=">= 1")
+            if self._speed_bits() < 1:
+                raise PlanError(
+                    "costs and speeds too far apart",
+                    got=f"costs of {self._total()} and speeds {speed_B.min()} to {speed_B.max()}",
+                    limit=f"costs x fastest / slowest below 2**{_TOTAL_BITS - 2}",
+                    remedy="Count costs in larger units.",
+                )
+        if transfer_NB is not None:
+            shape = (self.num_items, self.num_buckets)
+            if transfer_NB.shape != shape or transfer_NB.dtype != np.int64:
+                raise PlanError(
+                    "Problem(transfer_NB=)",
+                    got=f"{transfer_NB.dtype} {transfer_NB.shape}",
+                    limit=f"int64 {shape}",
+                )
+            if transfer_NB.min(initial=0) < 0 or self._total() >= 2**_TOTAL_BITS:
+                raise PlanError(
+                    "Problem(transfer_NB=)",
+                    got=transfer_NB.min(initial=0),
+                    limit=f">= 0, all below 2**{_TOTAL_BITS}",
+                )
+
+    def _total(self) -> int:
+        """At least the sum of the loads of any placement."""
+        total = int(self.cost_NP.sum())
+        if self.transfer_NB is not None:
+            total += sum(self.transfer_NB.max(axis=1, initial=0).tolist())
+        return total
+
+    def _speed_bits(self) -> int:
+        assert self.speed_B is not None
+        ratio = int(self.speed_B.max()) // int(self.speed_B.min()) + 1
+        return min(_SPEED_BITS, _TOTAL_BITS - self._total().bit_length() - ratio.bit_length())
+
+    @property
+    def slow_B(self) -> Ints | None:
+        """(B,) int64, time of a unit of cost; None where all buckets are equally fast: 1."""
+        if self.speed_B is None or np.ptp(self.speed_B) == 0:
+            return None
+        speed_B = self.speed_B // np.gcd.reduce(self.speed_B)
+        fastest = int(speed_B.max()) << self._speed_bits()
+        return np.array([fastest // speed for speed in speed_B.tolist()], np.int64)
+
+    def reduced(self) -> Problem:
+        """Return the problem whose parts wait for each other: one part with ``sync="step"``."""
+        if self.sync == "part" or self.cost_NP.shape[1] == 1:
+            return self
+        return replace(self, cost_NP=self.cost_NP.sum(axis=1, keepdims=True), sync="part")
 
     def _check_room(self) -> None:
         if self.max_items is not None and self.num_items > self.num_bins * self.max_items:
@@ -164,6 +250,16 @@ def check(problem: Problem, bin_N: Ints, what: str) -> None:
         )
 
 
+def fits(problem: Problem, bin_N: Ints) -> bool:
+    """Whether no pack exceeds its capacity or its number of items."""
+    if problem.capacity is not None and problem.size_N is not None:
+        used = sums(problem.size_N, bin_N, problem.num_bins)
+        if used.max(initial=0) > problem.capacity:
+            return False
+    items = np.bincount(bin_N, minlength=problem.num_bins)
+    return problem.max_items is None or bool(items.max() <= problem.max_items)
+
+
 def sums(value_N: Ints, group_N: Ints, num_groups: int) -> Ints:
     """Return (num_groups, ...) the sum of the items' values (N, ...) in each group, exactly."""
     total = np.zeros((num_groups, *value_N.shape[1:]), np.int64)
@@ -171,31 +267,29 @@ def sums(value_N: Ints, group_N: Ints, num_groups: int) -> Ints:
     return total
 
 
+def placed_costs(problem: Problem, bucket_N: Ints) -> Ints:
+    """Return (N, P) int64 the cost of every item where it is, transfers included."""
+    if problem.transfer_NB is None:
+        return problem.cost_NP
+    cost_NP = problem.cost_NP.copy()
+    cost_NP[:, 0] += problem.transfer_NB[np.arange(problem.num_items), bucket_N]
+    return cost_NP
+
+
 def bucket_loads(problem: Problem, bin_N: Ints) -> Ints:
-    """Return (B, M, P) int64 the cost of every microbatch of every bucket."""
-    shape = (problem.num_buckets, problem.num_microbatches, problem.cost_NP.shape[1])
-    return sums(problem.cost_NP, bin_N // problem.num_packs, shape[0] * shape[1]).reshape(shape)
+    """Return (B, M, P) int64 the cost of every microbatch of every bucket, transfers included."""
+    cost_NP = placed_costs(problem, bin_N // problem.packs_per_bucket)
+    shape = (problem.num_buckets, problem.num_microbatches, cost_NP.shape[1])
+    return sums(cost_NP, bin_N // problem.num_packs, shape[0] * shape[1]).reshape(shape)
 
 
-def lower_bound(problem: Problem) -> float:
-    """Return a ratio of the heaviest to the mean bucket that no placement can beat (worst part).
+def times(problem: Problem, bin_N: Ints) -> Ints:
+    """Return (B, M, P) int64 the time of every microbatch; where speeds are alike, its load."""
+    load_BMP, slow_B = bucket_loads(problem, bin_N), problem.slow_B
+    return load_BMP if slow_B is None else load_BMP * slow_B[:, None, None]
 
-    No bucket is lighter than the largest item. With equal counts, the n heaviest items either have
-    a bucket each, which their share of the lightest items completes, or two of them meet in one.
-    """
-    worst = 1.0
-    for cost_N in problem.cost_NP.T:
-        mean = cost_N.sum() / problem.num_buckets
-        if not mean:
-            continue
-        worst = max(worst, float(cost_N.max() / mean))
-        others = problem.num_items // problem.num_buckets - 1
-        if not problem.equal_counts or others < 1:
-            continue
-        light = np.concatenate([[0], np.cumsum(np.sort(cost_N))])
-        heavy = np.sort(cost_N)[::-1][: problem.num_buckets]
-        n = np.arange(1, len(heavy) + 1)
-        apart = (np.cumsum(heavy) + light[n * others]) / n
-        together = np.where(n > 1, 2 * heavy + light[others - 1], np.inf)
-        worst = max(worst, float(np.minimum(apart, together).max() / mean))
-    return worst
+
+def slowest(problem: Problem, bin_N: Ints) -> int:
+    """Return what "assignment" minimises: the time of the slowest bucket, summed as `sync` says."""
+    problem = problem.reduced()
+    return int(times(problem, bin_N).sum(axis=1).max(axis=0).sum())

@@ -1,0 +1,87 @@
+"""How even a placement is, and how even any placement could be.
+
+Axes as in `problem`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from megadask.planner.problem import Ints, Problem, times
+
+_ROUNDING = 2.0**-40  # what rounding may add to a bound that is computed in floats
+
+
+def imbalance(problem: Problem, bin_N: Ints) -> float:
+    """Return the time of the slowest bucket over the even time, of the worst part; 1.0 at best.
+
+    The even time is that of a step whose whole cost is spread evenly, by speed; where all buckets
+    are equally fast this is max / mean. Transfers make buckets slower, never the even time.
+    """
+    problem = problem.reduced()
+    time_P = times(problem, bin_N).sum(axis=1).max(axis=0, initial=0)
+    ratios = [time / even for time, even in zip(time_P, even_times(problem), strict=True) if even]
+    return float(max(ratios, default=1.0))
+
+
+def lower_bound(problem: Problem) -> float:
+    """Return an `imbalance` that no placement can beat."""
+    problem = problem.reduced()
+    ratios = [
+        floor / even
+        for floor, even in zip(floors(problem), even_times(problem), strict=True)
+        if even
+    ]
+    return max(1.0, max(ratios, default=1.0) * (1 - _ROUNDING))
+
+
+def even_times(problem: Problem) -> list[float]:
+    """Return the time of each part when its cost is spread evenly, by speed."""
+    return [total / _speed(problem) for total in problem.cost_NP.sum(axis=0).tolist()]
+
+
+def floors(problem: Problem) -> list[int]:
+    """Return a time of each part that its slowest bucket cannot beat, whatever the placement.
+
+    The buckets share the costs at best evenly. None is faster than the largest item in the fastest
+    bucket. With equal counts and speeds, the n heaviest items either have a bucket each, which
+    their share of the lightest items completes, or two of them meet in one.
+    """
+    slow_B = problem.slow_B
+    fastest = 1 if slow_B is None else int(slow_B.min())
+    found = []
+    for part, cost_N in enumerate(problem.cost_NP.T):
+        if not len(cost_N):
+            found.append(0)
+            continue
+        if part == 0 and problem.transfer_NB is not None:
+            cost_N = cost_N + problem.transfer_NB.min(axis=1)
+        floor = max(_shared(problem, int(cost_N.sum())), int(cost_N.max()) * fastest)
+        others = problem.num_items // problem.num_buckets - 1
+        if problem.equal_counts and slow_B is None and others >= 1:
+            rising_N = np.sort(cost_N)
+            light = np.concatenate([[0], np.cumsum(rising_N)])
+            heavy = rising_N[::-1][: problem.num_buckets]
+            n = np.arange(1, len(heavy) + 1)
+            apart = (np.cumsum(heavy) + light[n * others]) // n
+            together = 2 * heavy + light[others - 1]
+            together[0] = apart[0]  # one item meets no other of its kind
+            floor = max(floor, int(np.minimum(apart, together).max()))
+        found.append(floor)
+    return found
+
+
+def _shared(problem: Problem, total: int) -> int:
+    if problem.slow_B is None:
+        return total // problem.num_buckets
+    return int(total / _speed(problem) * (1 - _ROUNDING))
+
+
+def _speed(problem: Problem) -> float:
+    """Return the cost that all buckets together work off in one unit of time."""
+    slow_B = problem.slow_B
+    if slow_B is None:
+        return float(problem.num_buckets)
+    return math.fsum(1 / slow for slow in slow_B.tolist())

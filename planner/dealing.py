@@ -1,0 +1,113 @@
+"""Give items in turn to the lightest of several groups: a heap, or many small deals at once.
+
+Axes as in `problem`; F groups of items, each dealt to W ways.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from megadask.planner.problem import Ints, Problem
+
+_FEW = 16  # groups that are dealt one after the other
+_NEVER = np.iinfo(np.int64).max
+
+
+def spread_out(problem: Problem, bucket_N: Ints, weight_N: Ints) -> Ints:
+    """Return (N,) bins: the items of every bucket spread over its microbatches and their packs."""
+    most = problem.num_items if problem.max_items is None else problem.max_items
+    micro_N = spread(bucket_N, weight_N, problem.num_microbatches, most=problem.num_packs * most)
+    return spread(micro_N, weight_N, problem.num_packs, most=most)
+
+
+def spread(group_N: Ints, weight_N: Ints, ways: int, *, most: int, even: bool = False) -> Ints:
+    """Deal the items of every group to ``ways`` parts of it, the heaviest first.
+
+    No part is empty if the group has enough items. A part takes at most ``most``; with ``even``,
+    numbers of items of any two parts of a group differ by at most one.
+    Returns (N,) the flat part: group * ways + part.
+    """
+    if ways == 1 or not len(group_N):
+        return group_N
+    order = np.lexsort((-weight_N, group_N))
+    starts = np.flatnonzero(np.diff(group_N[order], prepend=-1))
+    counts = np.diff(np.append(starts, len(order)))
+    part_N = np.empty_like(group_N)
+    if len(starts) > _FEW:
+        part_N[order] = _deal_at_once(weight_N[order], starts, counts, ways, most, even)
+    else:
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+            some = order[start : start + count]
+            least, extras = 1 if count >= ways else 0, 0
+            if even:
+                (most, extras), least = divmod(count, ways), count // ways
+            part_N[some] = deal(
+                weight_N[some].tolist(), ways, least=least, most=most, extras=extras
+            )
+    return group_N * ways + part_N
+
+
+def _deal_at_once(
+    weight_N: Ints, starts: Ints, counts: Ints, ways: int, most: int, even: bool
+) -> Ints:
+    """Return (N,) the part of every item, as `deal` does for each group: all groups step by step.
+
+    Items are sorted by group, groups start at ``starts`` (F,) and have ``counts`` (F,) items.
+    """
+    load_FW = np.zeros((len(starts), ways), np.int64)
+    count_FW = np.zeros_like(load_FW)
+    most_F, extras_F = np.full_like(counts, most), np.zeros_like(counts)
+    least_F = (counts >= ways).astype(np.int64)
+    if even:
+        most_F, extras_F = np.divmod(counts, ways)
+        least_F = most_F.copy()
+    lacking_F = least_F * ways
+    part_N = np.empty(len(weight_N), np.int64)
+    for step in range(int(counts.max())):
+        some = np.flatnonzero(counts > step)
+        number_SW, left_S = count_FW[some], counts[some] - step
+        limit_S = np.where(
+            left_S == lacking_F[some], least_F[some], most_F[some] + (extras_F[some] > 0)
+        )
+        item_S = starts[some] + step
+        free_S = weight_N[item_S] == 0
+        load_SW = np.where(free_S[:, None], number_SW, load_FW[some])
+        part_S = np.where(number_SW < limit_S[:, None], load_SW, _NEVER).argmin(axis=1)
+        part_N[item_S] = part_S
+        number_S = count_FW[some, part_S]
+        lacking_F[some] -= number_S < least_F[some]
+        extras_F[some] -= number_S == most_F[some]
+        load_FW[some, part_S] += weight_N[item_S]
+        count_FW[some, part_S] += 1
+    return part_N
+
+
+def deal(
+    weight: list[int], num_groups: int, *, least: int = 0, most: int, extras: int = 0
+) -> list[int]:
+    """Give each item in turn to the lightest group; items of no weight come last and even counts.
+
+    A group gets at least ``least`` items and at most ``most``; ``extras`` groups get one more.
+    """
+    heap = [(0, group, 0) for group in range(num_groups)]
+    groups, lacking, weighty = [], num_groups * least, True
+    for left, value in zip(range(len(weight), 0, -1), weight, strict=True):
+        if left == lacking:  # from here on, only groups below their least
+            heap = [entry for entry in heap if entry[2] < least]
+            heapq.heapify(heap)
+            lacking, most, extras = -1, least, 0
+        if weighty and not value:
+            heap = [(count, group, count) for _, group, count in heap]
+            heapq.heapify(heap)
+            weighty = False
+        load, group, count = heap[0]
+        while count > most or (count == most and not extras):
+            heapq.heappop(heap)
+            load, group, count = heap[0]
+        extras -= count == most
+        lacking -= count < least
+        groups.append(group)
+        heapq.heapreplace(heap, (load + (value or 1), group, count + 1))
+    return groups
