@@ -24,7 +24,7 @@ from megadask.planner.metadata import Metadata, Ragged
 from megadask.planner.recorder import ItemGraph, Recorder
 from megadask.planner.routing import route
 from megadask.planner.schedule import Schedule, StepSchedule
-from megadask.planner.strategy import Encode, MixBy, Selection, Strategy
+from megadask.planner.strategy import Encode, MixBy, Selection, Strategy, relative_speeds
 from megadask.planner.tableplan import TablePlan
 from megadask.planner.topology import Axis, ClientPlaceTree
 from megadask.planner.weights import check_names
@@ -223,6 +223,7 @@ class DGraph(Recorder):
             method=strategy.method,
             topology=self.topology,
             axis=strategy.axis,
+            speeds=relative_speeds(problem.speed_B),
         )
 
     def _plan_spread(self, table: Metadata, num_microbatches: int) -> TablePlan:

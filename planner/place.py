@@ -15,7 +15,7 @@ from megadask.planner.draw import Draw
 from megadask.planner.packing import Packing
 from megadask.planner.plan import Plan, draw_digest
 from megadask.planner.routing import route
-from megadask.planner.strategy import Strategy
+from megadask.planner.strategy import Strategy, relative_speeds
 from megadask.planner.topology import ClientPlaceTree
 
 
@@ -157,6 +157,7 @@ def _plan(
         if problem
         else np.zeros((num_buckets, 0, 1), np.int64),
         bound=lower_bound(problem) if problem else 1.0,
+        speeds=relative_speeds(problem.speed_B) if problem else None,
         num_packs=num_packs,
         num_loss_tokens=int(draw.table["loss_tokens"].sum()),
         mixture=mixture,

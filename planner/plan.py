@@ -78,6 +78,8 @@ class Plan(PlanView):
         JSON of the planner state before the next step.
     end
         Whether the data ended before this step; then it has no spans.
+    speeds
+        (B,) float64, relative speeds of the buckets; None where all are alike.
     routing
         Modality to where its items are encoded, of those that were selected.
     """
@@ -101,6 +103,7 @@ class Plan(PlanView):
     passed: Metadata
     state: str
     end: bool = False
+    speeds: NDArray[np.float64] | None = None
     routing: Mapping[str, Routing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -157,6 +160,7 @@ class Plan(PlanView):
             "loads_shape": self.loads_BMP.shape,
             "mixture": dict(self.mixture),
             "passed": table_to_json(self.passed),
+            "speeds": None if self.speeds is None else self.speeds.tolist(),
             **{name: getattr(self, name) for name in _PLAIN},
         }
         parts = {name: routing.to_arrow() for name, routing in self.routing.items()}
@@ -174,6 +178,7 @@ class Plan(PlanView):
             loads_BMP=np.array(header["loads"], np.int64).reshape(header["loads_shape"]),
             mixture=header["mixture"],
             passed=table_from_json(header["passed"]),
+            speeds=None if header["speeds"] is None else np.array(header["speeds"], np.float64),
             routing={name: Routing.from_arrow(part) for name, part in parts.items()},
             **placed,
             **{**plain, "sources": tuple(plain["sources"])},

@@ -21,9 +21,9 @@ def new_axes(width: float = 7.0, height: float = 3.2) -> Axes:
 
 
 def plot_loads(plan: PlanView, ax: Axes | None = None) -> Axes:
-    """Draw the load of every bucket over the mean, heaviest first, stacked by part."""
+    """Draw the time of every bucket over the mean, slowest first, stacked by part."""
     ax = new_axes() if ax is None else ax
-    load_BP = plan.loads.sum(axis=1).astype(np.float64)
+    load_BP = plan.times.sum(axis=1).astype(np.float64)
     total_B = load_BP.sum(axis=1)
     scale = 1.0 / total_B.mean() if total_B.any() else 1.0
     order = np.argsort(-total_B, kind="stable")
@@ -40,7 +40,7 @@ def plot_loads(plan: PlanView, ax: Axes | None = None) -> Axes:
     slowest = float(total_B.max(initial=0.0)) * scale
     ax.set(
         title=f"Load of {len(order)} buckets: the slowest has {slowest:.3f} x the mean",
-        xlabel="bucket, heaviest first",
+        xlabel="bucket, slowest first",
         ylabel="load / mean load",
     )
     ax.legend(loc="lower left")

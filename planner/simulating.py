@@ -72,7 +72,7 @@ def simulate(
             what, Trainer(sync=sync, pp=stages, backward=backward), against, clock
         )
     trainer = Trainer(sync=sync, pp=1 if pp is None else pp, backward=backward)
-    return trainer.run(what.loads)
+    return trainer.run(what.times)
 
 
 def _simulate_stream(
@@ -90,7 +90,7 @@ def _simulate_stream(
             began = clock() if clock else 0.0
             plan = place(drawn.draw, way, stream.batching, stream.topology, {})
             seconds = clock() - began if clock else 0.0
-            done = trainer.run(plan.loads)
+            done = trainer.run(plan.times)
             tallies[method].add(done, plan.imbalance, seconds)
         steps.add(drawn, done.ideal, _bound(strategy, stream, plan) / trainer.pp)
     if not steps.ideal:

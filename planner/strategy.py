@@ -27,6 +27,8 @@ MixBy = Literal["samples", "tokens"]
 #: When the items of a modality are encoded: all before the first microbatch of their step, or each
 #: before the microbatch that uses it.
 Encode = Literal["step", "microbatch"]
+#: Speeds are counted in steps of this.
+SPEED_UNIT = 2.0**-10
 #: What it costs more to place each row into each bucket: table, number of buckets -> (N, B).
 Transfer = Callable[[Metadata, int], ArrayLike]
 
@@ -79,20 +81,20 @@ class Placement:
             num_buckets=num_buckets,
             group_size=self.group_size,
             sync=self.sync,
-            speed_B=self._speed_B(topology),
+            speed_B=self.speed_B(topology),
             transfer_NB=self._transfer_NB(table, num_buckets),
             **room,
         )
 
-    def _speed_B(self, topology: ClientPlaceTree) -> NDArray[np.float64] | None:
-        """(B,) speed of the slowest rank of each bucket, None where all are alike."""
+    def speed_B(self, topology: ClientPlaceTree) -> NDArray[np.int64] | None:
+        """(B,) speed of each bucket's slowest rank, in steps of `SPEED_UNIT`; None if none is given."""
         if not self.speeds:
             return None
         speed_B = np.ones(topology.num_buckets(self.axis))
         for bucket in {topology.bucket_of(rank, self.axis) for rank in self.speeds}:
             ranks = topology.ranks_of(bucket, self.axis)
             speed_B[bucket] = min(self.speeds.get(rank, 1.0) for rank in ranks)
-        return speed_B
+        return np.maximum(np.rint(speed_B / SPEED_UNIT), 1).astype(np.int64)
 
     def _transfer_NB(self, table: Metadata, num_buckets: int) -> NDArray[np.int64] | None:
         if self.transfer is None:
@@ -159,3 +161,8 @@ class Strategy(Placement):
     def fingerprint(self) -> str:
         """Return a hash of the strategy, equal in all processes that declare the same."""
         return fingerprint(self)
+
+
+def relative_speeds(speed_B: NDArray[np.int64] | None) -> NDArray[np.float64] | None:
+    """Return the speeds of buckets as numbers to read, from those of a `Problem`."""
+    return None if speed_B is None else speed_B * np.float64(SPEED_UNIT)

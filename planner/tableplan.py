@@ -45,6 +45,8 @@ class TablePlan(PlanView):
         How spans were placed.
     topology, axis
         The job that was planned for, and what its buckets are for.
+    speeds
+        (B,) float64, relative speeds of the buckets; None where all are alike.
     routing
         Modality to where its items are encoded, of those that were selected.
     """
@@ -58,6 +60,7 @@ class TablePlan(PlanView):
     method: str
     topology: ClientPlaceTree
     axis: Axis
+    speeds: NDArray[np.float64] | None = None
     routing: Mapping[str, Routing] = field(default_factory=dict)
 
     @cached_property
@@ -90,6 +93,7 @@ class TablePlan(PlanView):
             "method": self.method,
             "topology": self.topology.to_dict(),
             "axis": self.axis,
+            "speeds": None if self.speeds is None else self.speeds.tolist(),
         }
         parts = {name: routing.to_arrow() for name, routing in self.routing.items()}
         return columnar.write(
@@ -110,5 +114,6 @@ class TablePlan(PlanView):
             method=header["method"],
             topology=ClientPlaceTree.from_dict(header["topology"]),
             axis=axis if isinstance(axis, str) else tuple(axis),
+            speeds=None if header["speeds"] is None else np.array(header["speeds"], np.float64),
             routing={name: Routing.from_arrow(part) for name, part in parts.items()},
         )

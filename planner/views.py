@@ -19,10 +19,14 @@ _WIDTH = 640
 
 
 class PlanView:
-    """The views of a plan that has ``loads`` (B, M, P) and a ``bound``."""
+    """The views of a plan that has ``loads``, a ``bound`` and perhaps ``speeds`` of its buckets.
+
+    loads: (B, M, P) cost; speeds: (B,) float64, relative, None where all are alike.
+    """
 
     loads: NDArray[Any]
     bound: float
+    speeds: NDArray[np.float64] | None
 
     @property
     def num_buckets(self) -> int:
@@ -36,8 +40,17 @@ class PlanView:
 
     @property
     def imbalance(self) -> float:
-        """Max / mean bucket cost, of the worst part; 1.0 where there is no cost."""
-        return imbalance(self.loads)
+        """Max / mean bucket cost, of the worst part; 1.0 where there is no cost.
+
+        With uneven speeds, the time of the slowest bucket over that of a step whose cost is spread
+        evenly, by speed.
+        """
+        return imbalance(self.loads, self.speeds)
+
+    @property
+    def times(self) -> NDArray[Any]:
+        """(B, M, P) cost of every microbatch over the speed of its bucket."""
+        return self.loads if self.speeds is None else self.loads / self.speeds[:, None, None]
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the load of every bucket, heaviest first; needs matplotlib.
@@ -56,8 +69,8 @@ class PlanView:
         return plot_loads(self, ax)
 
     def _repr_html_(self) -> str:
-        """Show the load of every bucket, heaviest first, as bars stacked by part."""
-        load_BP = self.loads.sum(axis=1).astype(np.float64)
+        """Show the time of every bucket, slowest first, as bars stacked by part."""
+        load_BP = self.times.sum(axis=1).astype(np.float64)
         order = np.argsort(-load_BP.sum(axis=1), kind="stable")
         shown = order[np.unique(np.linspace(0, len(order) - 1, _MOST_BARS).astype(int))]
         top = max(float(load_BP.sum(axis=1).max(initial=0.0)), np.finfo(float).tiny)
@@ -76,19 +89,22 @@ class PlanView:
         mean = 100.0 - float(load_BP.sum(axis=1).mean()) * 100.0 / top
         line = f'<line x1="0" x2="{_WIDTH}" y1="{mean:.2f}" y2="{mean:.2f}" stroke="#333"/>'
         return (
-            f"<div><code>{escape(repr(self))}</code><br>load of each bucket, heaviest first; "
+            f"<div><code>{escape(repr(self))}</code><br>load of each bucket, slowest first; "
             "the line is the mean</div>"
             f'<svg width="{_WIDTH}" height="100" role="img" '
             f'aria-label="load of each bucket">{"".join(bars)}{line}</svg>'
         )
 
 
-def imbalance(loads_BMP: NDArray[Any]) -> float:
-    """Return max / mean bucket cost of the worst part; 1.0 where a part costs nothing.
+def imbalance(loads_BMP: NDArray[Any], speed_B: NDArray[np.float64] | None = None) -> float:
+    """Return max / mean bucket time of the worst part; 1.0 where there is no cost.
 
-    loads_BMP: (B, M, P) cost.
+    loads_BMP: (B, M, P) cost; speed_B: (B,), by which costs are divided, and the mean weighs them.
     """
     load_BP = loads_BMP.sum(axis=1)
-    mean_P = load_BP.mean(axis=0)
-    costly_P = mean_P > 0
-    return float((load_BP.max(axis=0)[costly_P] / mean_P[costly_P]).max(initial=1.0))
+    if speed_B is None:
+        speed_B = np.ones(len(load_BP))
+    even_P = load_BP.sum(axis=0) / speed_B.sum()
+    slowest_P = (load_BP / speed_B[:, None]).max(axis=0, initial=0)
+    costly_P = even_P > 0
+    return float((slowest_P[costly_P] / even_P[costly_P]).max(initial=1.0))
