@@ -74,6 +74,7 @@ def _figure(fit: Fit) -> str:
     ]
     return (
         f'<svg width="{_SIDE + 230}" height="{_SIDE + 60}" role="img" font-size="12" '
+        'fill="currentColor" '
         'aria-label="measured against fitted seconds"><g transform="translate(10, 24)">'
         '<text y="-8">Seconds of every launch: measured (up) against fitted (right)</text>'
         f'<rect width="{_SIDE}" height="{_SIDE}" fill="none" stroke="#999"/>'
