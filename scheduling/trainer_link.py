@@ -162,7 +162,8 @@ class TrainerLink:
                 if self._key is None:
                     raise RuntimeError("the constructor is being replaced")
                 call = self._send_mark(self._desk.constructor(self._key))
-                return self._listen(call, deadline)
+                self._listen(call, deadline)
+                return
             except MegaDaskError:
                 raise
             except (OSError, RuntimeError, TimeoutError):
@@ -369,7 +370,7 @@ class TrainerLink:
     def _look(self, lost: str | None = None, wait_s: float = 0.0) -> dict[str, Any]:
         """Learn who serves this rank now, waiting for another one than was lost."""
         standing: dict[str, Any] = self._desk.ask(
-            "look", token=self._token, lost=lost, wait_s=wait_s
+            "look", token=self._token, step=self._position[0], lost=lost, wait_s=wait_s
         )
         self._key = standing["constructor"]
         return standing

@@ -294,7 +294,10 @@ def test_a_small_buffer_never_stalls(
 def test_iterators_run_ahead_of_a_small_buffer(
     client: Client, name: str, whole: list[list[Seen]]
 ) -> None:
-    """A virtual pipeline: one cursor is five microbatches ahead before the other one begins."""
+    """A virtual pipeline: one cursor is five microbatches ahead, then the other one 29.
+
+    Nothing is acknowledged meanwhile that only one of them has passed.
+    """
 
     def body(loader: md.Loader) -> Any:
         first, second = loader.iterators(2)
@@ -302,7 +305,7 @@ def test_iterators_run_ahead_of_a_small_buffer(
         behind = [see(batch) for batch in second]
         return [*ahead, *map(see, first)], behind
 
-    limits = md.Limits(constructor_bytes=0)
+    limits = md.Limits(constructor_bytes=0, lead_steps=30)
     with md.serve(make(), client, name=name, limits=limits) as service:
         for rank, cursors in enumerate(run(service, body, timeout=15.0)):
             assert cursors == (whole[rank], whole[rank])
