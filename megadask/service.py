@@ -96,8 +96,8 @@ def serve(
     if unknown:
         raise ConfigError("serve(resume=)", got=unknown, limit=f"some of {sorted(pipelines)}")
     _check_workers(client, timeout)
-    client.register_plugin(LoaderHost())
     client.register_plugin(Supervisor())
+    client.register_plugin(LoaderHost())
     service = Service(client, name, timeout, detached=detached)
     try:
         for key, one in pipelines.items():

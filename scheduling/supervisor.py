@@ -18,7 +18,7 @@ from megadask.scheduling.custody import Custody
 from megadask.scheduling.errors import ClosedError, ServiceError
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
-from megadask.scheduling.wire import SUPERVISOR
+from megadask.scheduling.wire import ARRIVAL, SUPERVISOR
 
 #: So many services that have ended are remembered, for trainers that ask about them.
 MOST_ENDED = 1000
@@ -39,6 +39,7 @@ class Supervisor(SchedulerPlugin):
         self._custody = Custody(self._roles)
         self._tasks: set[asyncio.Task[None]] = set()
         scheduler.handlers[SUPERVISOR] = self.handle
+        scheduler.handlers[ARRIVAL] = self._roles.worker_came
 
     async def before_close(self) -> None:
         """Tell the trainers that the cluster goes."""
@@ -46,12 +47,9 @@ class Supervisor(SchedulerPlugin):
             run.close("the Dask scheduler was closed")
         await self._roles.close()
 
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Wake roles that wait for a place."""
-        self._roles.worker_came()
-
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         """Re-create what a lost worker held."""
+        self._roles.worker_left(worker)
         for run in self._runs.values():
             if not run.over:
                 self._spawn(self._custody.recover(run, worker))
