@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
+from distributed.comm.core import Comm
 from distributed.metrics import time
 
 from megadask.scheduling.calls import CALLS
@@ -63,8 +64,19 @@ class Supervisor(SchedulerPlugin):
                 self._spawn(self._end(run))
             run.bump()
 
-    async def handle(self, call: str, run: str, ident: str | None = None, **arguments: Any) -> Any:
-        """Carry out one call about one pipeline; ``ident`` says which one of that name."""
+    async def handle(self, comm: Comm, call: str, run: str, **arguments: Any) -> Any:
+        """Carry out one call about one pipeline."""
+        try:
+            return await self._carry_out(call, run, **arguments)
+        except ServiceError:
+            if not comm.closed():
+                raise
+            return None  # whoever asked is gone; Dask would only log that nobody can be told
+
+    async def _carry_out(
+        self, call: str, run: str, ident: str | None = None, **arguments: Any
+    ) -> Any:
+        """Carry out a call; ``ident`` says about which pipeline of that name."""
         if call == "start":
             return await self._start(run, **arguments)
         if call == "close":
