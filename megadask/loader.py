@@ -187,7 +187,8 @@ class Loader:
         """Return independent iterators over the same microbatches, for a virtual pipeline.
 
         A microbatch is acknowledged, and counts in `state_dict`, when all of them have passed it;
-        one may run ahead of the others by what ``Limits(constructor_bytes=)`` holds.
+        one may run ahead of the others by ``Limits(lead_steps=)`` steps. What it has passed and the
+        others have not is kept in this process.
         """
         if count < 1:
             raise ConfigError("iterators(count)", got=count, limit=">= 1")

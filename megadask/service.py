@@ -18,7 +18,7 @@ from megadask.planner.errors import ConfigError, StateError
 from megadask.planner.schedule import Schedule, check_names
 from megadask.planner.state import PlannerState, check_lanes
 from megadask.saved import read_saved
-from megadask.scheduling.errors import DeadlineError, ServiceError, WorkerError
+from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError, WorkerError
 from megadask.scheduling.loader_host import LoaderHost
 from megadask.scheduling.point import Point
 from megadask.scheduling.spec import Limits
@@ -96,8 +96,8 @@ def serve(
     if unknown:
         raise ConfigError("serve(resume=)", got=unknown, limit=f"some of {sorted(pipelines)}")
     _check_workers(client, timeout)
-    client.register_plugin(LoaderHost())
     client.register_plugin(Supervisor())
+    client.register_plugin(LoaderHost())
     service = Service(client, name, timeout, detached=detached)
     try:
         for key, one in pipelines.items():
@@ -115,18 +115,14 @@ class Service:
     """
 
     def __init__(self, client: Client, name: str, timeout: float, *, detached: bool) -> None:
+        assert client.scheduler is not None
         self.name = name
+        self.address = str(client.scheduler.address)  # of the Dask scheduler, for `connect`
         self.pipelines: dict[str, Pipeline] = {}
         self._idents: dict[str, str] = {}  # a service of the same name may take the place of this
         self._client = client
         self._timeout_s = timeout
         self._detached = detached
-
-    @property
-    def address(self) -> str:
-        """Address of the Dask scheduler, for `connect`."""
-        assert self._client.scheduler is not None
-        return str(self._client.scheduler.address)
 
     def set_mixture(
         self, weights: Mapping[str, float], at_step: int | None = None, pipeline: str | None = None
@@ -245,6 +241,12 @@ class Service:
 
     def _ask(self, key: str | None, call: str, **arguments: Any) -> Any:
         self._pipeline(key)
+        if self._client.scheduler is None:
+            raise ClosedError(
+                f"the Dask client of service {self.name!r} is closed",
+                remedy="Close the service before its client; a service that is not detached has "
+                "ended with it.",
+            )
         handler = getattr(self._client.scheduler, SUPERVISOR)
         arguments |= {"run": run_name(self.name, key), "ident": self._idents[key or MAIN]}
         try:

@@ -33,7 +33,7 @@ class MegaDaskError(Exception):
         if self.limit is not None:
             parts.append(f"expected {self.limit}")
         message = "; ".join(parts)
-        super().__init__(message if remedy is None else f"{message}. {remedy}")
+        super().__init__(message if remedy is None else f"{message.rstrip('.')}. {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = (type(self), self.what, self.got, self.limit, self.remedy)

@@ -156,10 +156,13 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
     }
 
 
-async def look(run: Run, rank: int, token: str, lost: str | None, wait_s: float) -> dict[str, Any]:
+async def look(
+    run: Run, rank: int, token: str, step: int, lost: str | None, wait_s: float
+) -> dict[str, Any]:
     """Tell a trainer where its rank stands, who serves it now, and what holds it up.
 
-    lost: a constructor that does not answer the trainer; one in its place is waited for.
+    step: the one that it wants to read. lost: a constructor that does not answer the trainer; one
+    in its place is waited for.
     """
 
     def is_served() -> bool:
@@ -170,7 +173,7 @@ async def look(run: Run, rank: int, token: str, lost: str | None, wait_s: float)
     if run.over:
         return run.farewell()
     run.record.check_token(rank, token)
-    return {"holdup": holdup(run, rank), **standing(run, rank)}
+    return {"holdup": holdup(run, step), **standing(run, rank)}
 
 
 async def holds(run: Run, rank: int, token: str) -> bool:
@@ -239,20 +242,20 @@ async def finish(run: Run, rank: int, token: str) -> None:
         await run.open_generation(Point.from_json(run.header["origin"]))
 
 
-def holdup(run: Run, rank: int) -> str:
-    """Return what a rank that waits for its next microbatch waits for, as far as it is known."""
+def holdup(run: Run, step: int) -> str:
+    """Return what a rank that waits for a microbatch of a step waits for, as far as it is known."""
     record = run.record
     lead = int(run.header["lead_steps"])
     slowest = min(record.watermarks, key=lambda r: record.watermarks[r])
     low = record.watermarks[slowest]
-    if not record.ended and record.next_step - low[0] > lead and record.watermarks[rank] > low:
+    if step < record.next_step:
+        return "the payload, which its constructor waits for"
+    if not record.ended and record.next_step - low[0] > lead:
         return (
             f"rank {slowest}, which has acknowledged what is before step {low[0]}, microbatch "
-            f"{low[1]}; Limits(lead_steps={lead}) is how far others may go ahead of it"
+            f"{low[1]}; Limits(lead_steps={lead}) is how far one may go ahead of that"
         )
-    if record.next_step <= record.watermarks[rank][0]:
-        return f"the plan of step {record.next_step}, for which the planner waits for its sources"
-    return "the payload, which its constructor waits for"
+    return f"the plan of step {record.next_step}, for which the planner waits for its sources"
 
 
 def standing(run: Run, rank: int) -> dict[str, Any]:

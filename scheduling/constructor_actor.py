@@ -1,7 +1,7 @@
 """A Data Constructor as a Dask actor: builds the batches of some buckets from committed plans.
 
-It holds committed microbatches until every rank of their bucket has acknowledged them, within a
-limit of bytes: microbatches are admitted in their order, and what a rank is due always is.
+It can hand out committed microbatches until every rank of their bucket has acknowledged them, and
+holds their payload within a limit of bytes (`Shelf`): what was evicted is read again by its ids.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import pickle
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root
 from megadask.scheduling.gather import Payload, gather
 from megadask.scheduling.owners import Partners
 from megadask.scheduling.record import Watermark
+from megadask.scheduling.shelf import Arrays, Shelf, Slot
 from megadask.scheduling.spec import RunSpec
 from megadask.scheduling.wire import Signal
 
@@ -31,10 +31,6 @@ logger = logging.getLogger(__name__)
 
 #: How long one call waits at the supervisor for new plans.
 FOLLOW_S = 10.0
-#: Microbatches that are being built at a time.
-MOST_BUILDS = 4
-
-_Slot = tuple[int, int]  # step, microbatch
 
 
 class ConstructorActor:
@@ -59,13 +55,13 @@ class ConstructorActor:
         self._spec: RunSpec = pickle.loads(blob)
         self._buckets = buckets
         axis, tree = self._spec.strategy.axis, self._spec.topology
-        self._bucket_of = {r: b for b in buckets for r in tree.ranks_of(b, axis)}
+        ranks_of = {bucket: frozenset(tree.ranks_of(bucket, axis)) for bucket in buckets}
+        self._bucket_of = {rank: bucket for bucket in buckets for rank in ranks_of[bucket]}
         self._partners = Partners(self._worker, run, self._spec.limits)
         self._changed = Signal()
         self._generation = 0
         self._plans: dict[int, Plan] = {}
-        self._built: dict[_Slot, dict[int, dict[str, NDArray[Any]]]] = {}
-        self._bytes: dict[_Slot, int] = {}
+        self._shelf = Shelf(self._spec.limits.constructor_bytes, ranks_of)
         self._marks: dict[int, Watermark] = {}
         self._reported: dict[int, Watermark] = {}
         self._tokens: dict[int, str] = {}
@@ -74,7 +70,7 @@ class ConstructorActor:
         self._closed: Reply | None = None
         self._failed: Reply | None = None  # the answer for steps that will never be planned
         self._tasks: list[asyncio.Task[None]] = []
-        self._builds: dict[_Slot, asyncio.Task[None]] = {}
+        self._builds: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin to follow the committed plans; returns at once."""
@@ -86,7 +82,7 @@ class ConstructorActor:
     async def close(self) -> None:
         """Stop; whoever waits for a batch is told."""
         self._close(reply("closed", reason="the service was closed"))
-        tasks = [*self._tasks, *self._builds.values()]
+        tasks = [*self._tasks, *self._builds]
         for task in tasks:
             task.cancel()
         for task in tasks:
@@ -98,7 +94,7 @@ class ConstructorActor:
         rank: int,
         token: str,
         generation: int,
-        slot: _Slot,
+        slot: Slot,
         mark: Watermark,
         wait_s: float,
         with_plan: bool,
@@ -119,10 +115,18 @@ class ConstructorActor:
         if refused is not None:
             return refused
         self._acknowledge(rank, mark)
+        slot = (slot[0], slot[1])  # it may have travelled as a list
         bucket = self._bucket_of[rank]
-        answer = await self._changed.wait_until(
-            lambda: self._closed or self._answer(generation, bucket, (slot[0], slot[1])), wait_s
-        )
+
+        def ready() -> Plan | Reply | None:
+            return self._closed or self._answer(generation, bucket, slot)
+
+        answer = ready()
+        if answer is None:
+            with self._shelf.waiting(slot, bucket):
+                self._changed.set()
+                answer = await self._changed.wait_until(ready, wait_s)
+            self._changed.set()
         if answer is None:
             return reply("wait", waiting_for=self._waiting_for(slot))
         if isinstance(answer, dict):
@@ -142,9 +146,10 @@ class ConstructorActor:
         """Return what the buffers hold."""
         return {
             "buckets": list(self._buckets),
-            "held_bytes": sum(self._bytes.values()),
-            "held_microbatches": len(self._built),
-            "limit_bytes": self._spec.limits.constructor_bytes,
+            "held_bytes": self._shelf.held_bytes,
+            "held_microbatches": self._shelf.num_microbatches,
+            "limit_bytes": self._shelf.limit_bytes,
+            "evicted": self._shelf.num_evicted,
         }
 
     # Answers ----------------------------------------------------------------------------------
@@ -164,7 +169,7 @@ class ConstructorActor:
             return reply("generation", generation=self._generation)
         return None
 
-    def _answer(self, generation: int, bucket: int, slot: _Slot) -> Plan | Reply | None:
+    def _answer(self, generation: int, bucket: int, slot: Slot) -> Plan | Reply | None:
         """Return what a rank is to be told of a slot, None as long as nothing is known."""
         if generation != self._generation:
             return reply("generation", generation=self._generation)
@@ -175,21 +180,21 @@ class ConstructorActor:
             return reply("end", step=plan.step)
         if slot[1] >= plan.num_microbatches:
             return reply("step_over", num_microbatches=plan.num_microbatches)
-        return plan if bucket in self._built.get(slot, ()) else None
+        return None if self._shelf.get(slot, bucket) is None else plan
 
     def _batch(
         self,
         rank: int,
         bucket: int,
         plan: Plan,
-        slot: _Slot,
+        slot: Slot,
         *,
         with_plan: bool,
         keys: list[str] | None,
     ) -> Reply:
         """Return the batch of one rank: its slice, or less where it needs no tokens of its own."""
         step, microbatch = slot
-        arrays = self._built[slot][bucket]
+        arrays = self._shelf.give(slot, bucket, rank)
         tree, strategy = self._spec.topology, self._spec.strategy
         index, of = tree.cp_slice(rank)
         if self._spec.num_slices == 1:
@@ -217,7 +222,7 @@ class ConstructorActor:
         marks = [mark for rank, mark in self._marks.items() if rank not in self._finished]
         return min(marks, default=(max(self._plans, default=0), 0))
 
-    def _waiting_for(self, slot: _Slot) -> str:
+    def _waiting_for(self, slot: Slot) -> str:
         if slot[0] not in self._plans:
             return f"the plan of step {slot[0]}"
         return f"the payload of step {slot[0]}, microbatch {slot[1]}"
@@ -237,13 +242,7 @@ class ConstructorActor:
         for rank, bucket in self._bucket_of.items():
             if rank not in self._finished:
                 behind[bucket] = min(self._marks[rank], behind.get(bucket, self._marks[rank]))
-        for slot, built in list(self._built.items()):
-            for bucket in [b for b in built if b not in behind or slot < behind[b]]:
-                del built[bucket]
-            if built:
-                self._bytes[slot] = _num_bytes(built)
-            else:
-                del self._built[slot], self._bytes[slot]
+        self._shelf.free(behind)
         for step in [step for step in self._plans if step < self._low[0]]:
             del self._plans[step]
         self._changed.set()
@@ -290,70 +289,46 @@ class ConstructorActor:
             for data in news["plans"]:
                 plan = Plan.from_arrow(data)
                 self._plans[plan.step] = plan
+                microbatches = range(plan.first_microbatch, plan.num_microbatches)
+                self._shelf.expect((plan.step, microbatch) for microbatch in microbatches)
             self._finished = set(news["finished"])
             self._free()
 
     def _restart(self, news: dict[str, Any]) -> None:
         """Drop what an earlier generation built."""
-        for task in self._builds.values():
+        for task in self._builds:
             task.cancel()
-        self._builds.clear()
         self._plans.clear()
-        self._built.clear()
-        self._bytes.clear()
+        self._shelf.clear()
         self._generation = news["generation"]
         marks = {rank: (step, microbatch) for rank, step, microbatch in news["marks"]}
         self._marks = {rank: marks[rank] for rank in self._bucket_of}
         self._reported = dict(self._marks)
 
     async def _build_on(self) -> None:
-        """Admit microbatches in their order, as far as the limit of bytes allows."""
+        """Build what the shelf wants next."""
         while self._closed is None:
-            slot = await self._changed.wait_until(self._admissible, FOLLOW_S)
-            if slot is not None:
-                self._bytes[slot] = self._estimate()
-                task = asyncio.create_task(self._guard(self._build(slot)))
-                self._builds[slot] = task
-                task.add_done_callback(partial(self._built_one, slot))
+            wanted = await self._changed.wait_until(self._shelf.next_build, FOLLOW_S)
+            if wanted is not None:
+                self._shelf.reserve(*wanted)
+                plan = self._plans[wanted[0][0]]
+                task = asyncio.create_task(self._guard(self._build(plan, *wanted)))
+                self._builds.add(task)
+                task.add_done_callback(self._builds.discard)
 
-    def _built_one(self, slot: _Slot, task: asyncio.Task[None]) -> None:
-        if self._builds.get(slot) is task:
-            del self._builds[slot]
-        self._changed.set()
-
-    def _admissible(self) -> _Slot | None:
-        """Return the next microbatch to build, if it may be built now."""
-        low, due = self._low, {m for r, m in self._marks.items() if r not in self._finished}
-        room = self._spec.limits.constructor_bytes - sum(self._bytes.values())
-        fits = not self._bytes or (room >= self._estimate() and len(self._builds) < MOST_BUILDS)
-        for step in sorted(self._plans):
-            plan = self._plans[step]
-            for microbatch in range(plan.first_microbatch, plan.num_microbatches):
-                slot = (step, microbatch)
-                if slot >= low and slot not in self._bytes and (fits or slot in due):
-                    return slot
-        return None
-
-    def _estimate(self) -> int:
-        """Return about how many bytes a microbatch of all buckets takes."""
-        batching = self._spec.batching
-        return len(self._buckets) * batching.micro_batch * batching.seq_len * 28
-
-    async def _build(self, slot: _Slot) -> None:
-        step, microbatch = slot
-        generation, plan = self._generation, self._plans[step]
-        rows = {bucket: plan.rows_of(bucket, microbatch) for bucket in self._buckets}
+    async def _build(self, plan: Plan, slot: Slot, buckets: list[int]) -> None:
+        generation = self._generation
+        rows = {bucket: plan.rows_of(bucket, slot[1]) for bucket in buckets}
         union = np.concatenate(list(rows.values()))
         payload = await gather(self._partners, plan.sources, plan.table.take(union))
         built = await asyncio.to_thread(self._assemble, plan, rows, payload)
         if generation == self._generation:
-            self._built[slot] = built
-            self._bytes[slot] = _num_bytes(built)
+            self._shelf.put(slot, built)
             self._changed.set()
 
     def _assemble(
         self, plan: Plan, rows: dict[int, NDArray[np.int64]], payload: Payload
-    ) -> dict[int, dict[str, NDArray[Any]]]:
+    ) -> dict[int, Arrays]:
         built, first = {}, 0
         union = np.concatenate(list(rows.values()))
         table = plan.table.take(union)
@@ -384,10 +359,6 @@ class ConstructorActor:
             data = pack_error(error)
             self._close(reply("closed", _error_array({"error": data}), reason=str(error)))
             await self._partners.supervisor("fail", incarnation=self._incarnation, error=data)
-
-
-def _num_bytes(built: dict[int, dict[str, NDArray[Any]]]) -> int:
-    return sum(array.nbytes for arrays in built.values() for array in arrays.values())
 
 
 def _error_array(news: dict[str, Any]) -> Reply:

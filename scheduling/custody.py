@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from megadask.scheduling.errors import ServiceError, pack_error
+from megadask.scheduling.errors import LostError, ServiceError, pack_error
 from megadask.scheduling.record import Owner, RunRecord
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run
@@ -33,13 +34,17 @@ class Custody:
                 for first, worker in enumerate(spread([weight] * count, workers, used)):
                     used[worker] = used.get(worker, 0) + weight
                     part = tuple(range(first, lanes, count))
-                    record.loaders[source, part] = await self._new_loader(run, source, worker)
+                    start = partial(self._new_loader, run, source)
+                    record.loaders[source, part] = await self._cast(run, start, worker)
             buckets = range(record.topology.num_buckets(record.axis))
             count = min(header["constructors"], len(buckets))
             places = spread([1] * (count + 1), workers, {})
             for first in range(count):
-                await self._new_constructor(run, tuple(buckets[first::count]), places[first])
-            await self._new_planner(run, places[count])
+                part = tuple(buckets[first::count])
+                start = partial(self._new_constructor, run, part)
+                record.constructors[part] = await self._cast(run, start, places[first])
+            record.planner = await self._cast(run, partial(self._new_planner, run), places[count])
+            run.bump()
 
     async def end(self, run: Run) -> None:
         """Let all roles go."""
@@ -85,46 +90,58 @@ class Custody:
             return
         for (source, lanes), owner in list(record.loaders.items()):
             if owner.address == worker:
-                place = await self._place(run)
-                record.loaders[source, lanes] = await self._new_loader(run, source, place)
-                self._moved(run, f"loader of {source!r}", worker, place)
+                now = await self._cast(run, partial(self._new_loader, run, source))
+                record.loaders[source, lanes] = now
+                self._moved(run, f"loader of {source!r}", owner, now)
         for part, owner in list(record.constructors.items()):
             if owner.address == worker:
-                place = await self._place(run)
                 await self._roles.stop_actor(run.name, owner)
-                await self._new_constructor(run, part, place)
-                self._moved(run, "constructor", worker, place)
+                now = await self._cast(run, partial(self._new_constructor, run, part))
+                record.constructors[part] = now
+                self._moved(run, "constructor", owner, now)
         if record.planner is not None and record.planner.address == worker:
-            place = await self._place(run)
-            await self._roles.stop_actor(run.name, record.planner)
-            await self._new_planner(run, place)
-            self._moved(run, "planner", worker, place)
+            owner = record.planner
+            await self._roles.stop_actor(run.name, owner)
+            record.planner = await self._cast(run, partial(self._new_planner, run))
+            self._moved(run, "planner", owner, record.planner)
 
-    def _moved(self, run: Run, role: str, before: str, now: str) -> None:
-        logger.warning("%s: %s moved from %s to %s", run.name, role, before, now)
+    def _moved(self, run: Run, role: str, before: Owner, now: Owner) -> None:
+        logger.warning("%s: %s moved from %s to %s", run.name, role, before.address, now.address)
         run.bump()
 
-    async def _place(self, run: Run) -> str:
-        """Return the worker that bears the fewest roles, waiting for one as long as partners do."""
+    async def _cast(
+        self, run: Run, start: Callable[[str], Awaitable[Owner]], worker: str | None = None
+    ) -> Owner:
+        """Start a role on a worker; on another one as often as that is lost meanwhile.
+
+        worker: where to try first; None for the one that bears the fewest roles. Waits for workers
+        as long as partners wait for the role.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + run.header["recovery_s"]
-        while not (workers := self._roles.workers()) and loop.time() < deadline:
-            await self._roles.wait_for_worker(deadline - loop.time())
-        [place] = spread([1], workers, _burden(run.record))
-        return place
+        lost: set[str] = set()
+        while True:
+            if worker is None:
+                workers = await self._roles.other_workers(lost, deadline - loop.time())
+                [worker] = spread([1], workers, _burden(run.record))
+            try:
+                return await start(worker)
+            except LostError as error:
+                logger.info("%s: %s", run.name, error)
+                if loop.time() > deadline:
+                    raise
+                lost.add(worker)
+                worker = None
 
     async def _new_loader(self, run: Run, source: str, worker: str) -> Owner:
         blob, limit = run.header["source_blobs"][source], run.header["loader_bytes"]
         return await self._roles.start_loader(source, blob, limit, worker)
 
-    async def _new_constructor(self, run: Run, buckets: tuple[int, ...], worker: str) -> None:
-        owner = await self._roles.start_constructor(run.name, run.header["blob"], worker, buckets)
-        run.record.constructors[buckets] = owner
-        run.bump()
+    async def _new_constructor(self, run: Run, buckets: tuple[int, ...], worker: str) -> Owner:
+        return await self._roles.start_constructor(run.name, run.header["blob"], worker, buckets)
 
-    async def _new_planner(self, run: Run, worker: str) -> None:
-        run.record.planner = await self._roles.start_planner(run.name, run.header["blob"], worker)
-        run.bump()
+    async def _new_planner(self, run: Run, worker: str) -> Owner:
+        return await self._roles.start_planner(run.name, run.header["blob"], worker)
 
 
 def spread(weights: Sequence[int], workers: Sequence[str], used: Mapping[str, int]) -> list[str]:

@@ -12,7 +12,7 @@ from megadask.scheduling.wire import SUPERVISOR
 #: How long a call may take beyond what it is allowed to wait before its party counts as lost.
 GRACE_S = 20.0
 #: How long finding an actor may take; a lost one is never found.
-FIND_S = 5.0
+FIND_S = 2.0
 
 
 class Desk:

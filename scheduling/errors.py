@@ -27,6 +27,10 @@ class WorkerError(ServiceError):
     """A Dask worker cannot run MegaDask."""
 
 
+class LostError(ServiceError):
+    """A Dask worker went away, or fell silent, while something was asked of it."""
+
+
 class SourceError(ServiceError):
     """A source cannot be read, or reads differently than before."""
 

@@ -22,7 +22,10 @@ from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.errors import StaleError
 from megadask.scheduling.source_loader import SourceLoader
-from megadask.scheduling.wire import LOADER_HOST
+from megadask.scheduling.wire import ARRIVAL, LOADER_HOST, within
+
+#: Deadline for a worker to tell the Supervisor that it came.
+ARRIVE_S = 30.0
 
 
 @dataclass
@@ -39,11 +42,14 @@ class LoaderHost(WorkerPlugin):
     name = "megadask-loader-host"
     idempotent = True
 
-    def setup(self, worker: Worker) -> None:
-        """Answer calls to the loaders of this worker."""
+    async def setup(self, worker: Worker) -> None:
+        """Answer calls to the loaders of this worker, and tell the Supervisor that it does."""
         self._hosted: dict[str, _Hosted] = {}
         self._worker = worker
         worker.handlers[LOADER_HOST] = self.handle
+        # Dask tells its scheduler of a new worker before the worker has its plugins.
+        told = getattr(worker.scheduler, ARRIVAL)(worker=worker.address)
+        await within(ARRIVE_S, told, "the supervisor to hear of this worker")
 
     def teardown(self, worker: Worker) -> None:
         """Close every loader."""

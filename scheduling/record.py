@@ -267,12 +267,15 @@ class RunRecord:
     def acknowledge(self, generation: int, marks: Mapping[int, Watermark]) -> None:
         """Merge watermarks by maximum, and free what every rank has behind it.
 
-        Those of another generation, and beyond what is committed, count for nothing.
+        Those of another generation, and beyond what is committed, count for nothing. Raises
+        ConfigError outside the mesh.
         """
+        for rank in marks:
+            self.check_rank(rank)
         if generation != self.generation:
             return
         for rank, mark in marks.items():
-            if self.watermarks[rank] < mark <= (self.next_step, 0):
+            if self.watermarks[rank] < mark and self._is_committed(mark):
                 self.watermarks[rank] = mark
                 self.agreement.moved(rank)
         self._audit_delivered()
@@ -282,6 +285,14 @@ class RunRecord:
             if step not in held and not self._is_end(step):
                 self.plans.pop(step, None)
                 del self._state_before[step]
+
+    def _is_committed(self, mark: Watermark) -> bool:
+        """Whether the committed plans have a place like this."""
+        step, microbatch = mark
+        if microbatch == 0 or step >= self.next_step:
+            return mark <= (self.next_step, 0)
+        committed = self.plans.get(step)  # one that is freed is behind every rank that reads
+        return committed is None or microbatch < committed.plan.num_microbatches
 
     @property
     def planner_point(self) -> Point:

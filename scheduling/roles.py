@@ -10,17 +10,20 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from typing import Any
+from collections.abc import Awaitable, Collection
+from typing import Any, TypeVar
 
 from distributed import Client, Scheduler, Variable
 
 from megadask.scheduling.constructor_actor import ConstructorActor
-from megadask.scheduling.errors import WorkerError
+from megadask.scheduling.errors import LostError, WorkerError
 from megadask.scheduling.planner_actor import PlannerActor
 from megadask.scheduling.record import Owner
 from megadask.scheduling.wire import LOADER_HOST, Signal, within
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Deadline for a role to come up.
 START_S = 30.0
@@ -34,7 +37,8 @@ class Roles:
         self._client: Client | None = None
         self._actors: dict[str, tuple[Any, Any]] = {}  # incarnation to future and actor
         self._lock = asyncio.Lock()
-        self._arrival = Signal()
+        self._hosts: set[str] = set()  # workers that said that they can host loaders
+        self._changes = Signal()
 
     async def client(self) -> Client:
         """Return the client in the scheduler's process, connected."""
@@ -50,17 +54,30 @@ class Roles:
             return self._client
 
     def workers(self) -> list[str]:
-        """Return the addresses of running workers, in a fixed order."""
-        states = self._scheduler.workers.values()
-        return sorted(state.address for state in states if state.status.name == "running")
+        """Return the addresses of the workers that can hold roles, in a fixed order."""
+        known = self._scheduler.workers
+        hosts = [known[address] for address in self._hosts if address in known]
+        # What a worker says itself may come before Dask's own news that it is running.
+        return sorted(host.address for host in hosts if host.status.name in ("init", "running"))
 
-    def worker_came(self) -> None:
-        """Note that a worker joined the cluster."""
-        self._arrival.set()
+    def worker_came(self, worker: str) -> None:
+        """Note that a worker can hold roles from now on."""
+        self._hosts.add(worker)
+        self._changes.set()
 
-    async def wait_for_worker(self, seconds: float) -> None:
-        """Wait until a worker runs, or the time is over."""
-        await self._arrival.wait_until(self.workers, seconds)
+    def worker_left(self, worker: str) -> None:
+        """Note that a worker is lost."""
+        self._hosts.discard(worker)
+        self._changes.set()
+
+    async def other_workers(self, avoid: Collection[str], seconds: float) -> list[str]:
+        """Return `workers` but for some, waiting until there is one or the time is over."""
+
+        def others() -> list[str]:
+            return [worker for worker in self.workers() if worker not in avoid]
+
+        found: list[str] = await self._changes.wait_until(others, seconds)
+        return found
 
     async def start_planner(self, run: str, blob: bytes, address: str) -> Owner:
         """Start a Planner on a worker."""
@@ -83,7 +100,7 @@ class Roles:
         call = getattr(self._scheduler.rpc(address), LOADER_HOST)(
             call="open", incarnation=incarnation, blob=blob, limit_bytes=limit_bytes
         )
-        problem = await within(START_S, call, f"a loader on {address} to open")
+        problem = await self._answer(address, call, f"a loader on {address} to open")
         if problem is not None:
             raise WorkerError(
                 f"source {source!r}: its reader or transform cannot be unpickled on {address}",
@@ -148,7 +165,6 @@ class Roles:
         """Start an actor pinned to one worker, under a key that was never used."""
         incarnation = uuid.uuid4().hex
         client = await self.client()
-        what = f"{cls.__name__} of {run} on {address}"
         # An actor's handle attaches itself to the current client, which in this process may be
         # somebody else's, or nobody's.
         with client.as_current():
@@ -164,14 +180,40 @@ class Roles:
                 pure=False,
                 key=actor_key(incarnation),
             )
-            actor = await within(START_S, _result(future), what)
+            try:
+                what = f"{cls.__name__} of {run} on {address} to start"
+                actor = await self._answer(address, _started(future), what)
+            except BaseException:
+                await client.cancel([future], force=True)
+                raise
         self._actors[incarnation] = (future, actor)
-        await within(START_S, actor.start(), what)
         return Owner(address, incarnation)
 
+    async def _answer(self, address: str, asked: Awaitable[T], what: str) -> T:
+        """Return what a worker answers. Raises LostError once it is lost, or does not answer."""
+        answer = asyncio.ensure_future(asked)
+        loss = asyncio.create_task(
+            self._changes.wait_until(lambda: address not in self._hosts, START_S)
+        )
+        try:
+            await asyncio.wait((answer, loss), return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            got = "it is gone" if loss.result() else f"no answer within {START_S:g} s"
+        except Exception as error:
+            if not isinstance(error, OSError) and address in self._hosts:
+                raise
+            got = f"{type(error).__name__}: {error}"
+        finally:
+            answer.cancel()
+            loss.cancel()
+        raise LostError(f"a worker was lost while waiting for {what}", got=got)
 
-async def _result(future: Any) -> Any:
-    return await future
+
+async def _started(future: Any) -> Any:
+    actor = await future
+    await actor.start()
+    return actor
 
 
 def actor_key(incarnation: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
+from distributed.comm.core import Comm
 from distributed.metrics import time
 
 from megadask.scheduling.calls import CALLS
@@ -18,7 +19,7 @@ from megadask.scheduling.custody import Custody
 from megadask.scheduling.errors import ClosedError, ServiceError
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
-from megadask.scheduling.wire import SUPERVISOR
+from megadask.scheduling.wire import ARRIVAL, SUPERVISOR
 
 #: So many services that have ended are remembered, for trainers that ask about them.
 MOST_ENDED = 1000
@@ -39,6 +40,7 @@ class Supervisor(SchedulerPlugin):
         self._custody = Custody(self._roles)
         self._tasks: set[asyncio.Task[None]] = set()
         scheduler.handlers[SUPERVISOR] = self.handle
+        scheduler.handlers[ARRIVAL] = self._roles.worker_came
 
     async def before_close(self) -> None:
         """Tell the trainers that the cluster goes."""
@@ -46,12 +48,9 @@ class Supervisor(SchedulerPlugin):
             run.close("the Dask scheduler was closed")
         await self._roles.close()
 
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Wake roles that wait for a place."""
-        self._roles.worker_came()
-
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         """Re-create what a lost worker held."""
+        self._roles.worker_left(worker)
         for run in self._runs.values():
             if not run.over:
                 self._spawn(self._custody.recover(run, worker))
@@ -65,8 +64,19 @@ class Supervisor(SchedulerPlugin):
                 self._spawn(self._end(run))
             run.bump()
 
-    async def handle(self, call: str, run: str, ident: str | None = None, **arguments: Any) -> Any:
-        """Carry out one call about one pipeline; ``ident`` says which one of that name."""
+    async def handle(self, comm: Comm, call: str, run: str, **arguments: Any) -> Any:
+        """Carry out one call about one pipeline."""
+        try:
+            return await self._carry_out(call, run, **arguments)
+        except ServiceError:
+            if not comm.closed():
+                raise
+            return None  # whoever asked is gone; Dask would only log that nobody can be told
+
+    async def _carry_out(
+        self, call: str, run: str, ident: str | None = None, **arguments: Any
+    ) -> Any:
+        """Carry out a call; ``ident`` says about which pipeline of that name."""
         if call == "start":
             return await self._start(run, **arguments)
         if call == "close":

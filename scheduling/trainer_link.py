@@ -153,11 +153,24 @@ class TrainerLink:
         self._mark = max(self._mark, mark)
 
     def acknowledge(self) -> None:
-        """Pass on now what was used, if the constructor was ever reached."""
-        actor = self._desk.known_constructor
-        if actor is None or self._pending is not None or self._desk.is_over:
+        """Pass on now what was used, if a constructor was ever reached; else to its successor."""
+        if self._desk.known_constructor is None or self._pending is not None or self._desk.is_over:
             return
-        self._send_mark(actor).result(timeout=ACKNOWLEDGE_S)
+        deadline = time.monotonic() + ACKNOWLEDGE_S
+        self._look()  # a closed service says so, while a call to its actor might never end
+        while True:
+            try:
+                if self._key is None:
+                    raise RuntimeError("the constructor is being replaced")
+                call = self._send_mark(self._desk.constructor(self._key))
+                self._listen(call, deadline)
+                return
+            except MegaDaskError:
+                raise
+            except (OSError, RuntimeError, TimeoutError):
+                if time.monotonic() > deadline:
+                    raise
+                self._find_constructor(REPLACE_S)
 
     def _send_mark(self, actor: Any) -> Any:
         self._sent = self._mark
@@ -260,18 +273,20 @@ class TrainerLink:
         if isinstance(held, tuple):
             return held
         deadline = time.monotonic() + min(left_s, HOLD_S + GRACE_S)
+        answer = self._inflight[self._position] = read_reply(self._listen(held, deadline))
+        return answer
+
+    def _listen(self, call: Any, deadline: float) -> Any:
+        """Return what a call to the constructor returns, unless that is found to be lost."""
         while True:
             try:
-                answer = read_reply(held.result(timeout=LISTEN_S))
+                return call.result(timeout=LISTEN_S)
             except TimeoutError:
                 # The call to an actor that was lost may never end; its successor is known sooner.
                 before = self._key
                 self._look()
                 if self._key != before or time.monotonic() > deadline:
                     raise
-            else:
-                self._inflight[self._position] = answer
-                return answer
 
     def _find_constructor(self, wait_s: float) -> None:
         """Learn who serves this rank in the place of a constructor that does not answer."""
@@ -356,7 +371,7 @@ class TrainerLink:
     def _look(self, lost: str | None = None, wait_s: float = 0.0) -> dict[str, Any]:
         """Learn who serves this rank now, waiting for another one than was lost."""
         standing: dict[str, Any] = self._desk.ask(
-            "look", token=self._token, lost=lost, wait_s=wait_s
+            "look", token=self._token, step=self._position[0], lost=lost, wait_s=wait_s
         )
         self._key = standing["constructor"]
         return standing

@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 #: Name of the handler that workers and clients call on the scheduler.
 SUPERVISOR = "megadask"
+#: Name of the handler on the scheduler that workers call once they can host loaders.
+ARRIVAL = "megadask_arrival"
 #: Name of the handler on every worker that hosts loaders.
 LOADER_HOST = "megadask_loader"
 

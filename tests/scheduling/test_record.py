@@ -218,8 +218,10 @@ def test_watermarks_merge_by_maximum_in_any_order(
     for message in shuffled:
         other.record.acknowledge(1, message)
     assert one.record.watermarks == other.record.watermarks
+    counts = [one.record.history[step]["num_microbatches"] for step in range(4)]
+    places = {(step, m) for step in range(4) for m in range(counts[step])} | {(4, 0)}
     expected = {
-        rank: max([(0, 0), *(m[rank] for m in news if rank in m and m[rank] <= (4, 0))])
+        rank: max([(0, 0), *(m[rank] for m in news if rank in m and m[rank] in places)])
         for rank in range(4)
     }
     assert one.record.watermarks == expected
@@ -243,6 +245,14 @@ def test_plans_are_freed_when_every_rank_has_them_behind() -> None:
     assert run.record.low == (1, 2)
 
 
+def test_a_watermark_of_a_rank_outside_the_mesh() -> None:
+    run = Run()
+    run.commit()
+    with pytest.raises(ConfigError, match=r"got 4; expected 0 to 3"):
+        run.record.acknowledge(1, {0: (1, 0), 4: (1, 0)})
+    assert run.record.watermarks[0] == (0, 0)
+
+
 def test_watermarks_of_another_generation_count_for_nothing() -> None:
     run = Run()
     run.commit()
@@ -256,6 +266,7 @@ def test_watermarks_beyond_what_is_committed_count_for_nothing() -> None:
     run.commit()
     run.acknowledge((1, 1))
     run.acknowledge((10**12, 0))
+    run.acknowledge((0, run.record.plans[0].plan.num_microbatches))
     assert run.record.low == (0, 0)
     run.acknowledge((1, 0))
     assert run.record.low == (1, 0)
