@@ -60,7 +60,7 @@ def spans(lengths: NDArray[np.int64], batching: Packed, source: int) -> Metadata
 def one_lane(lengths: NDArray[np.int64], source: int) -> Metadata:
     """Return the metadata of whole documents in one lane."""
     at, same = np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
-    columns = {name: same for name in SPAN_COLUMNS}
+    columns = dict.fromkeys(SPAN_COLUMNS, same)
     columns |= {"source": same + source, "position": at, "row": at}
     columns |= dict.fromkeys(("stop", "tokens", "length"), lengths)
     columns |= {"loss_tokens": lengths - 1, "bytes": 2 * lengths}
