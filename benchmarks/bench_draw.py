@@ -1,23 +1,29 @@
-"""How full are the packs of a step, how even its ranks, and how long does planning it take?
+"""How full are the packs of a step, how long does drawing take, and what does deferral change?
 
 Draws and places steps from made-up lengths, in one process, without a cluster:
-``python benchmarks/bench_draw.py``. Prints medians over the steps.
+``python benchmarks/bench_draw.py [packing] [sources] [deferral]``, by default all three tables.
+Times are medians over the steps, of this process alone (CPU).
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner import ClientPlaceTree, DGraph, Packed, costs
-from megadask.planner.draw import Draw, DrawRules, draw, rows_after
+from megadask.planner.deferral import Deferral
+from megadask.planner.draw import Draw, DrawRules, MixBy, Rows, draw, rows_after
+from megadask.planner.drift import drift
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata
 from megadask.planner.mixture import TOTAL_SHARE
 from megadask.planner.place import place
 from megadask.planner.state import PlannerState
+from megadask.planner.weights import quantise
 
 NUM_STEPS = 9
 RANKS = 8
@@ -51,35 +57,133 @@ def spans(lengths: NDArray[np.int64], batching: Packed, source: int) -> Metadata
     return Metadata({name: np.array(column, dtype) for (name, dtype), column in names})
 
 
+def one_lane(lengths: NDArray[np.int64], source: int) -> Metadata:
+    """Return the metadata of whole documents in one lane."""
+    at, same = np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
+    columns = dict.fromkeys(SPAN_COLUMNS, same)
+    columns |= {"source": same + source, "position": at, "row": at}
+    columns |= dict.fromkeys(("stop", "tokens", "length"), lengths)
+    columns |= {"loss_tokens": lengths - 1, "bytes": 2 * lengths}
+    return Metadata({name: columns[name].astype(dtype) for name, dtype in SPAN_COLUMNS.items()})
+
+
+def steps(
+    fetched: Mapping[str, Metadata],
+    share_S: NDArray[np.int64],
+    rules: DrawRules,
+    num_steps: int,
+    ahead_S: NDArray[np.int64],
+) -> Iterator[tuple[Draw, float]]:
+    """Yield steps and the milliseconds that drawing took; so many spans are known ahead of each."""
+    state = PlannerState.initial(dict.fromkeys(fetched, 1))
+    for _ in range(num_steps):
+        rows = {}
+        for (name, table), ahead in zip(fetched.items(), ahead_S.tolist(), strict=True):
+            known = rows_after(state.sources[name], table, 0).table
+            rows[name] = Rows(known.take(np.arange(min(ahead, known.num_rows))), 0)
+        began = time.process_time()
+        drawn = draw(state, rows, share_S, rules)
+        took_ms = (time.process_time() - began) * 1e3
+        assert isinstance(drawn, Draw), drawn
+        yield drawn, took_ms
+        state = drawn.state
+
+
 def measure(corpus: str, global_batch: int) -> tuple[float, float, float, float, int]:
     """Return the medians of pack fill, imbalance, draw and place milliseconds, and spans."""
     seq_len, mean, lengths = CORPORA[corpus]
     batching = Packed(seq_len, global_batch)
     rng = np.random.default_rng(0)
-    count = NUM_STEPS * global_batch * seq_len // mean + 500
-    fetched = {n: spans(lengths(rng, count), batching, i) for i, n in enumerate(NAMES)}
+    per_step = global_batch * seq_len // mean + 500
+    fetched = {
+        n: spans(lengths(rng, NUM_STEPS * per_step), batching, i) for i, n in enumerate(NAMES)
+    }
     graph = DGraph(NAMES, ClientPlaceTree(dp=RANKS)).cost(costs.Transformer(1024))
     strategy, rules = graph.freeze(), DrawRules(batching=batching)
-    state = PlannerState.initial(dict.fromkeys(NAMES, 1))
     seen = []
-    for _ in range(NUM_STEPS):
-        rows = {n: rows_after(state.sources[n], fetched[n], 0) for n in NAMES}
-        began = time.perf_counter()
-        drawn = draw(state, rows, SHARES, rules)
-        assert isinstance(drawn, Draw)
-        placed = time.perf_counter()
+    ahead_S = np.full(len(NAMES), 5 * per_step)
+    for drawn, draw_ms in steps(fetched, SHARES, rules, NUM_STEPS, ahead_S):
+        began = time.process_time()
         plan = place(drawn, strategy, batching, ClientPlaceTree(dp=RANKS), {})
-        ended = time.perf_counter()
+        place_ms = (time.process_time() - began) * 1e3
         fill = drawn.table["tokens"].sum() / (global_batch * seq_len)
-        times_ms = ((placed - began) * 1e3, (ended - placed) * 1e3)
-        seen.append((fill, plan.imbalance, *times_ms, drawn.table.num_rows))
-        state = drawn.state
+        seen.append((fill, plan.imbalance, draw_ms, place_ms, drawn.table.num_rows))
     fill, imbalance, draw_ms, place_ms, num_spans = np.median(seen, axis=0)
     return fill, imbalance, draw_ms, place_ms, int(num_spans)
 
 
-def main() -> None:
-    """Print the table."""
+def many_sources(num_sources: int, num_spans: int, by: MixBy, ways: int | None) -> float:
+    """Return the median milliseconds of a draw of so many documents, one to a pack."""
+    rng = np.random.default_rng(0)
+    share_S = quantise(rng.dirichlet(np.ones(num_sources)).tolist())
+    batching = Packed(8192, num_spans, max_documents=1)
+    per_step_S = (num_spans * (share_S / TOTAL_SHARE)).astype(np.int64)
+    fetched = {
+        f"s{i}": one_lane(np.clip(rng.lognormal(6.5, 1.3, n), 1, 8192).astype(np.int64), i)
+        for i, n in enumerate((8 * per_step_S + 1000).tolist())
+    }
+    deferral = None
+    if ways is not None:
+        deferral = Deferral(steps=4, ways=ways, cost=costs.Transformer(5120, 40))
+    rules = DrawRules(batching=batching, mix_by=by, deferral=deferral)
+    drawn = steps(fetched, share_S, rules, 5, 3 * per_step_S + 300)
+    return float(np.median([took_ms for _, took_ms in drawn]))
+
+
+def mixed(rng: np.random.Generator, count: int) -> dict[str, NDArray[np.int64]]:
+    """Return lengths of count documents of each kind, up to 32k tokens."""
+    images = np.minimum(rng.lognormal(np.log(500), 1.0, (count, 8)), 4096)
+    has_image = np.arange(8) < np.minimum(rng.geometric(0.5, count), 8)[:, None]
+    lengths = {
+        "chat": rng.lognormal(np.log(250), 1.0, count),
+        "web": rng.lognormal(np.log(600), 1.1, count),
+        "long": rng.lognormal(np.log(6000), 1.3, count),
+        "image-text": rng.lognormal(np.log(150), 0.8, count) + (images * has_image).sum(axis=1),
+    }
+    return {name: np.clip(length, 1, 32_768).astype(np.int64) for name, length in lengths.items()}
+
+
+def long_tail(ranks: int, samples: int, num_steps: int, steps_ways: tuple[int, int] | None) -> Tail:
+    """Draw and place a stream of mixed documents, one to a pack."""
+    graph = DGraph(topology=ClientPlaceTree(dp=ranks)).cost(costs.Transformer(5120, 40))
+    if steps_ways is not None:
+        graph.defer(*steps_ways)
+    strategy = graph.freeze()
+    batching = Packed(32_768, ranks * samples, max_documents=1)
+    rules = DrawRules(batching=batching, deferral=strategy.deferral)
+    share_S = quantise([0.3, 0.4, 0.1, 0.2])
+    per_step_S = (ranks * samples * (share_S / TOTAL_SHARE)).astype(np.int64)
+    lengths = mixed(np.random.default_rng(0), int(per_step_S.max()) * num_steps * 2 + 2000)
+    fetched = {name: one_lane(length, i) for i, (name, length) in enumerate(lengths.items())}
+    tables, loads, waiting, state_bytes = [], [], 0, 0
+    for drawn, _ in steps(fetched, share_S, rules, num_steps, 5 * per_step_S + 1000):
+        plan = place(drawn, strategy, batching, ClientPlaceTree(dp=ranks), {})
+        load_B = plan.loads_BMP.sum(axis=(1, 2))
+        meeting = plan.loads_BMP.sum(axis=2).max(axis=0).sum()
+        loads.append((load_B.max(), load_B.mean(), meeting))
+        tables.append(drawn.table)
+        held = [own.outstanding.num_rows for own in drawn.state.sources.values()]
+        waiting = max(waiting, sum(held))
+        state_bytes = max(state_bytes, len(drawn.state.to_json()))
+    return Tail(tables, np.array(loads), waiting, state_bytes)
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A stream that was placed.
+
+    tables: the steps. loads: (T, 3) slowest rank, mean rank, and the sum of the slowest of each
+    microbatch. waiting: most spans that waited. state_bytes: the largest state.
+    """
+
+    tables: list[Metadata]
+    loads: NDArray[np.float64]
+    waiting: int
+    state_bytes: int
+
+
+def print_packing() -> None:
+    """Print how full packs and how even ranks are."""
     print(
         f"{'lengths':28}{'packs':>6}{'spans':>7}{'fill':>7}{'max/mean':>10}{'draw':>9}{'place':>9}"
     )
@@ -90,6 +194,53 @@ def main() -> None:
                 f"{corpus:28}{global_batch:6}{num_spans:7}{fill:7.3f}{imbalance:10.4f}"
                 f"{draw_ms:6.1f} ms{place_ms:6.1f} ms"
             )
+
+
+def print_sources() -> None:
+    """Print how long a draw takes with many sources."""
+    print(f"{'sources':>8}{'spans':>8}{'weights by':>12}{'deferral':>10}{'draw':>10}{'a span':>10}")
+    for num_sources, num_spans in ((8, 1024), (8, 65_536), (1000, 4096), (1000, 65_536)):
+        for by, ways in (("samples", None), ("tokens", None), ("samples", num_spans // 16)):
+            took_ms = many_sources(num_sources, num_spans, by, ways)
+            print(
+                f"{num_sources:8}{num_spans:8}{by:>12}{'off' if ways is None else 'on':>10}"
+                f"{took_ms:7.1f} ms{took_ms * 1e3 / num_spans:7.1f} us"
+            )
+
+
+def print_deferral() -> None:
+    """Print what deferral does to steps of mixed lengths."""
+    print(
+        f"{'ranks':>5}{'M':>4}{'steps':>6}{'K':>4}{'max/mean':>10}{'worst':>8}{'meeting':>9}"
+        f"{'waiting':>9}{'state':>8}{'late':>7}{'delay':>7}{'most':>5}{'mixture':>9}{'KS step':>9}"
+        f"{'KS all':>8}"
+    )
+    for ranks, samples, num_steps in ((64, 16, 40), (288, 16, 20), (8, 16, 60), (64, 4, 60)):
+        plain = long_tail(ranks, samples, num_steps, None)
+        for deferred_steps in (0, 2, 4, 16):
+            tail = plain
+            if deferred_steps:
+                tail = long_tail(ranks, samples, num_steps, (deferred_steps, ranks))
+            top_T, mean_T, meeting_T = tail.loads.T
+            found = drift(tail.tables, plain.tables)
+            print(
+                f"{ranks:5}{samples:4}{num_steps:6}{deferred_steps or 'off':>4}"
+                f"{top_T.sum() / mean_T.sum():10.4f}{(top_T / mean_T).max():8.3f}"
+                f"{meeting_T.sum() / mean_T.sum():9.3f}{tail.waiting:9}"
+                f"{tail.state_bytes / 1e3:5.0f} kB{found.delayed:7.3f}{found.mean_delay:7.2f}"
+                f"{found.max_delay:5}{found.sample_mixture_T.max():9.4f}"
+                f"{np.median(found.length_T):9.4f}{found.length:8.4f}"
+            )
+
+
+TABLES = {"packing": print_packing, "sources": print_sources, "deferral": print_deferral}
+
+
+def main() -> None:
+    """Print the tables that were asked for."""
+    for name in sys.argv[1:] or TABLES:
+        print(f"\n{name}")
+        TABLES[name]()
 
 
 if __name__ == "__main__":

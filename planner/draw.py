@@ -316,7 +316,8 @@ class _Step:
         tokens, size, packing = self._columns.tokens, self._columns.size, self._packing
         live_S = np.where([not window.is_empty for window in self.windows], share_S, 0)
         turns, live_S = self._turns(self.deficit_S, live_S)
-        source = -1 if self._is_over(share_S) else turns.first()
+        run = turns.run()
+        source = -1 if self._is_over(share_S) else next(run, -1)
         while source >= 0:
             window = self.windows[source]
             epoch = window.epoch
@@ -325,15 +326,15 @@ class _Step:
                 break
             self.places.append(place)
             self.packs.append(packing.add(size[place]))
-            given = (tokens[place], window.head_tokens) if by_tokens else (1, 1)
-            source = turns.give(*given)
+            source = run.send((tokens[place], window.head_tokens) if by_tokens else (1, 1))
             if window.starved:
                 break
             if window.epoch != epoch:
                 if window.is_empty:
                     live_S = np.where([w.is_empty for w in self.windows], 0, live_S)
                     turns, live_S = self._turns(turns.deficits(), live_S)
-                    source = turns.first()
+                    run = turns.run()
+                    source = next(run, -1)
                 if self._is_over(share_S):
                     break
         self.deficit_S = turns.deficits()

@@ -5,7 +5,7 @@ Axes: S sources. All arithmetic is on integers, so that every platform draws ali
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -75,44 +75,49 @@ class Turns:
         self._deficit_S: list[int] = deficit_S.tolist()
         self._share_S: list[int] = share_S.tolist()
         self._received_S = [0] * len(share_S)
-        self._now = 0
-        live = np.flatnonzero(share_S > 0).tolist()
-        # By samples, time is looked at one ahead, and less half a sample shared by the others.
-        self._ahead = 1 if size_S is None else 0
-        self._slack = TOTAL_SHARE // max(1, 2 * len(live) - 2) if size_S is None else 0
-        self._due: list[tuple[int, int]] = []  # (deadline, source)
-        self._later: list[tuple[int, int, int]] = []  # (time from which it is due, ...)
-        for source in live:
-            self._later.append(self._entry(source, 1 if size_S is None else size_S[source]))
-        self._later.sort()
+        self._size_S = size_S
 
-    def first(self) -> int:
-        """Return the source whose turn it is, or -1 when no source has a share."""
-        later, due = self._later, self._due
-        while later and later[0][0] <= self._now:
-            heappush(due, heappop(later)[1:])
-        return due[0][1] if due else -1
+    def run(self) -> Generator[int, tuple[int, int], None]:
+        """Yield the source whose turn it is; nothing where no source has a share.
 
-    def give(self, size: int, next_size: int) -> int:
-        """Enter that the source whose turn it is received ``size``, and what its next one is.
-
-        Returns the source whose turn it is then.
+        Wants to be sent what the source received: (size, size of its next sample). A turn that is
+        not answered so does not count.
         """
-        source = heappop(self._due)[1]
-        self._received_S[source] += size
-        self._now += size
-        heappush(self._later, self._entry(source, next_size))
-        return self.first()
+        deficit_S, share_S, received_S = self._deficit_S, self._share_S, self._received_S
+        live = [source for source, share in enumerate(share_S) if share]
+        if not live:
+            return
+        sizes = self._size_S
+        # By samples, time is looked at one ahead, and less half a sample shared by the others.
+        ahead = 1 if sizes is None else 0
+        slack = TOTAL_SHARE // max(1, 2 * len(live) - 2) if sizes is None else 0
+        now = 0
+        due: list[tuple[int, int]] = []  # (deadline, source)
+        later: list[tuple[int, int, int]] = []  # (time from which it is due, deadline, source)
+        for source in live:
+            share, owed = share_S[source], deficit_S[source] - slack
+            next_size = 1 if sizes is None else sizes[source]
+            deadline = (TOTAL_SHARE * next_size - owed - 2 * slack) // share
+            later.append((-(owed // share) - ahead, deadline, source))
+        later.sort()
+        while True:
+            while later and later[0][0] <= now:
+                _, deadline, source = heappop(later)
+                heappush(due, (deadline, source))
+            source = due[0][1]
+            size, next_size = yield source
+            heappop(due)
+            received_S[source] += size
+            now += size
+            share, owed = (
+                share_S[source],
+                deficit_S[source] - received_S[source] * TOTAL_SHARE - slack,
+            )
+            deadline = (TOTAL_SHARE * next_size - owed - 2 * slack) // share
+            heappush(later, (-(owed // share) - ahead, deadline, source))
 
     def deficits(self) -> NDArray[np.int64]:
         """Return (S,) the deficits now."""
         columns = zip(self._deficit_S, self._share_S, self._received_S, strict=True)
-        now = self._now
+        now = sum(self._received_S)
         return np.array([d + now * s - got * TOTAL_SHARE for d, s, got in columns], np.int64)
-
-    def _entry(self, source: int, size: int) -> tuple[int, int, int]:
-        """Return from when on a source is due for its next sample, the deadline, and the source."""
-        share = self._share_S[source]
-        owed = self._deficit_S[source] - self._received_S[source] * TOTAL_SHARE - self._slack
-        deadline = (TOTAL_SHARE * size - owed - 2 * self._slack) // share
-        return -(owed // share) - self._ahead, deadline, source

@@ -106,6 +106,28 @@ def test_steps_do_not_depend_on_the_number_of_ranks(client: Client, name: str) -
     assert steps[1] == steps[2] == steps[4]
 
 
+def defer(graph: md.DGraph) -> None:
+    graph.mix({"a": 0.5, "b": 0.3, "c": 0.2}).cost(md.costs.Transformer(16)).defer(2, ways=8)
+
+
+def test_deferred_steps_do_not_depend_on_the_number_of_ranks_or_loaders(
+    client: Client, name: str
+) -> None:
+    steps = []
+    for dp, loaders in ((1, 1), (4, 3)):
+        tree = md.ClientPlaceTree(dp=dp)
+        made = pipeline(DATA, topology=tree, strategy=defer, sources={"loaders": loaders})
+        ranks, _ = once(client, f"{name}-{dp}", made)
+        steps.append(spans_by_step(ranks))
+    assert steps[0] == steps[1]
+    plain = pipeline(DATA, strategy=lambda graph: graph.mix({"a": 0.5, "b": 0.3, "c": 0.2}))
+    ranks, _ = once(client, name, plain)
+    undeferred = spans_by_step(ranks)
+    assert undeferred != steps[0]
+    every = [sorted(s for step in own.values() for s in step) for own in (undeferred, steps[0])]
+    assert every[0] == every[1]
+
+
 def ids_and_digests(loader: md.Loader) -> list[tuple[int, Any]]:
     return [(batch["step"], batch["sample_ids"]) for batch in loader]
 

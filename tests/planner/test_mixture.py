@@ -20,10 +20,12 @@ Ints = NDArray[np.int64]
 def turns(deficit_S: Ints, share_S: Ints, count: int) -> Iterator[tuple[int, Ints]]:
     """Yield (source, deficits behind it) of so many turns by samples."""
     own = Turns(deficit_S, share_S)
+    run = own.run()
+    source = next(run)
     for _ in range(count):
-        source = own.first()
-        own.give(1, 1)
+        following = run.send((1, 1))
         yield source, own.deficits()
+        source = following
 
 
 def pick(deficit_S: Ints, share_S: Ints, size_S: Ints | None) -> int:
@@ -92,10 +94,11 @@ def test_by_size_every_source_is_within_the_largest_sample(
 
     size_S = np.array([next_size() for _ in range(num_sources)])
     own = Turns(deficit_S, share_S, size_S.tolist())
+    run = own.run()
+    source = next(run)
     for _ in range(300):
-        source = own.first()
         size, size_S[source] = int(size_S[source]), next_size()
-        own.give(size, int(size_S[source]))
+        source = run.send((size, int(size_S[source])))
         assert np.abs(own.deficits()).max() < TOTAL_SHARE * largest
 
 
@@ -165,7 +168,7 @@ def test_small_sources_get_their_turn_under_weights_that_change_every_step() -> 
 @given(st.integers(1, 8))
 def test_nothing_is_drawn_where_nothing_has_a_share(num_sources: int) -> None:
     nothing_S = np.zeros(num_sources, np.int64)
-    assert Turns(*settle(nothing_S, nothing_S)).first() == -1
+    assert list(Turns(*settle(nothing_S, nothing_S)).run()) == []
 
 
 # Two heaps give what looking at all sources gives ----------------------------------------------
@@ -183,14 +186,15 @@ def assert_same_turns(
         share_S = np.where(takes_part_S, random_shares(rng, num_sources), 0)
         deficit_S, share_S = settle(deficit_S, share_S)
         own = Turns(deficit_S, share_S, size_S.tolist() if by_size else None)
-        following = own.first()
+        run = own.run()
+        following = next(run)
         for _ in range(period):
             source = pick(deficit_S, share_S, size_S if by_size else None)
             assert source == following
             size = int(size_S[source]) if by_size else 1
             deficit_S = charge(deficit_S, share_S, source, size)
             size_S[source] = rng.choice([1, 4999, rng.integers(1, 5000)])
-            following = own.give(size, int(size_S[source]) if by_size else 1)
+            following = run.send((size, int(size_S[source]) if by_size else 1))
         np.testing.assert_array_equal(own.deficits(), deficit_S)
 
 
