@@ -52,6 +52,8 @@ class Strategy:
         Microbatches of a bucket; None: as the batching has it.
     max_tokens
         Most tokens of one microbatch of a bucket; None: as the batching has it.
+    context
+        How packs are cut for context parallelism.
     cost
         What is balanced.
     method, options
@@ -60,8 +62,6 @@ class Strategy:
         Whether buckets get equal numbers of items; None: where nothing else fixes them.
     broadcast_axes
         Axes along which only the first rank fetches.
-    context
-        How packs are cut for context parallelism.
     """
 
     mix: StepSchedule | None = None
@@ -69,12 +69,12 @@ class Strategy:
     axis: Axis = "dp"
     microbatches: int | None = None
     max_tokens: int | None = None
+    context: Context = field(default_factory=Context)
     cost: Cost = field(default_factory=Tokens)
     method: Method = "assignment"
     options: Mapping[str, Any] = field(default_factory=dict)
     equal_counts: bool | None = None
     broadcast_axes: tuple[str, ...] = ()
-    context: Context = field(default_factory=Context)
 
     def fingerprint(self) -> str:
         """Return a hash of the strategy, equal in all processes that declare the same."""
@@ -179,6 +179,21 @@ class DGraph:
         self._check_context(axis, self._strategy.context)
         return self._record(axis=axis, microbatches=microbatches, max_tokens=max_tokens)
 
+    def context(self, layout: LayoutChoice = "auto", *, tile: int = 128) -> DGraph:
+        """Set how packs are cut for the ranks of a context-parallel group; see `cp`.
+
+        Parameters
+        ----------
+        layout
+            ``"document"`` cuts every document, as without this primitive; ``"sequence"`` the pack
+            as a whole; ``"auto"`` whichever costs a step less.
+        tile
+            Query tokens that the attention kernel computes together, for ``"auto"``.
+        """
+        context = Context(layout=layout, tile=tile)
+        self._check_context(self._strategy.axis, context)
+        return self._record(context=context)
+
     def cost(self, cost: Cost) -> DGraph:
         """Set what a span costs: a function of the metadata table, see `costs`."""
         if not _is_cost(cost):
@@ -218,21 +233,6 @@ class DGraph:
         axes = self.topology.axes(axis)
         self._check_axes(self._strategy.axis, axes)
         return self._record(broadcast_axes=axes)
-
-    def context(self, layout: LayoutChoice = "auto", *, tile: int = 128) -> DGraph:
-        """Set how packs are cut for the ranks of a context-parallel group; see `cp`.
-
-        Parameters
-        ----------
-        layout
-            ``"document"`` cuts every document, as without this primitive; ``"sequence"`` the pack
-            as a whole; ``"auto"`` whichever costs a step less.
-        tile
-            Query tokens that the attention kernel computes together, for ``"auto"``.
-        """
-        context = Context(layout=layout, tile=tile)
-        self._check_context(self._strategy.axis, context)
-        return self._record(context=context)
 
     def freeze(self) -> Strategy:
         """Return what was recorded."""

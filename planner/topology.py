@@ -74,6 +74,13 @@ class ClientPlaceTree:
         """Return how many consumers get data of their own when it is distributed along an axis."""
         return prod(getattr(self, name) for name in self.axes(axis))
 
+    def num_slices(self, axis: Axis) -> int:
+        """Return how many slices of its sequences the ranks of one bucket take between them.
+
+        That is cp, or 1 where it is distributed over: then every cp rank has sequences of its own.
+        """
+        return 1 if "cp" in self.axes(axis) else self.cp
+
     def bucket_of(self, rank: int, axis: Axis) -> int:
         """Return the bucket that a rank consumes. Those of several axes are numbered in `order`."""
         self._check_rank(rank)
@@ -89,13 +96,6 @@ class ClientPlaceTree:
     def cp_slice(self, rank: int) -> tuple[int, int]:
         """Return (index, of): which of how many slices of a sequence a rank takes."""
         return self.coords(rank)["cp"], self.cp
-
-    def num_slices(self, axis: Axis) -> int:
-        """Return how many slices of its sequences the ranks of one bucket take between them.
-
-        That is cp, or 1 where it is distributed over: then every cp rank has sequences of its own.
-        """
-        return 1 if "cp" in self.axes(axis) else self.cp
 
     def delivery(self, rank: int, broadcast_axes: Sequence[str]) -> Literal["payload", "broadcast"]:
         """Return whether a rank fetches its data, or gets it by broadcast from the trainers' group.
