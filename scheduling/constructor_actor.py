@@ -196,10 +196,9 @@ class ConstructorActor:
         step, microbatch = slot
         arrays = self._shelf.give(slot, bucket, rank)
         tree, strategy = self._spec.topology, self._spec.strategy
-        index, of = tree.cp_slice(rank)
-        if self._spec.num_slices == 1:
-            index, of = 0, 1
-        mine = slice_cp(arrays, index, of, plan.cp_layout)
+        mine = arrays
+        if self._spec.num_slices > 1:
+            mine = slice_cp(arrays, *tree.cp_slice(rank), plan.cp_layout)
         header: dict[str, Any] = {
             "microbatch": microbatch,
             "num_loss_tokens": num_loss_tokens(mine),

@@ -87,6 +87,19 @@ DECLARATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pipeline(DATA, topology=md.ClientPlaceTree(cp=2)),
         "2 x cp = 4",
     ),
+    "cp of packs that cannot be cut": (
+        lambda: pipeline(
+            DATA,
+            seq_len=130,
+            topology=md.ClientPlaceTree(cp=2),
+            strategy=lambda g: g.context("sequence"),
+        ),
+        "Packed(seq_len=) under context parallelism by 'sequence'",
+    ),
+    "max_tokens of a table": (
+        lambda: one_rank(strategy=lambda g: g.distribute("dp", max_tokens=9)),
+        "distribute(max_tokens=)",
+    ),
     "padding that does not divide": (lambda: one_rank(packed={"pad_to_multiple": 3}), "seq_len"),
     "seq_len": (lambda: one_rank(seq_len=0), "seq_len"),
     "overflow": (lambda: one_rank(packed={"overflow": "cut"}), "cut"),

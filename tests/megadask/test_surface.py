@@ -349,6 +349,25 @@ def test_slices_of_context_parallel_ranks_make_up_the_batch(
             assert spans_of(one) == spans_of(two) == spans_of(batch)
 
 
+def own_packs(graph: md.DGraph) -> None:
+    graph.distribute(("dp", "cp"))
+
+
+def test_context_parallel_ranks_may_have_packs_of_their_own(client: Client, name: str) -> None:
+    with md.serve(pipeline(DATA, topology=md.ClientPlaceTree(dp=4)), client, name=name) as service:
+        expected = run(service, list)
+    tree = md.ClientPlaceTree(dp=2, cp=2)
+    made = pipeline(DATA, topology=tree, strategy=own_packs)
+    with md.serve(made, client, name=name) as service:
+        ranks = run(service, list)
+        assert service.audit()["ok"]
+    for mine, theirs in zip(ranks, expected, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            assert one["cp_layout"] == "document"
+            assert one["tokens"].shape == (1, SEQ)
+            assert torch.equal(one["tokens"], other["tokens"])
+
+
 def _join(slices: Sequence[Mapping[str, Any]], padded: torch.Tensor, cp: int) -> dict[str, Any]:
     """Put slices together by the definition: chunks r and 2 cp - 1 - r of whatever is cut."""
     bounds = [*padded[0].unique().tolist(), SEQ]

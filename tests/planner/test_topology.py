@@ -203,6 +203,7 @@ def test_default_order_is_that_of_megatron() -> None:
     assert tree.coords(4) == {"pp": 0, "dp": 1, "cp": 0, "tp": 0}
     assert tree.ranks_of(1, "dp") == [4, 5, 6, 7, 12, 13, 14, 15]
     assert tree.cp_slice(6) == (1, 2)
+    assert [tree.num_slices(axis) for axis in ("dp", ("dp", "cp"), "world")] == [2, 1, 1]
     assert [tree.bucket_of(rank, "world") for rank in range(16)] == list(range(16))
 
 
