@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import logging
 import pickle
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +78,7 @@ class ConstructorActor:
         """Begin to follow the committed plans; returns at once."""
         for work in (self._follow, self._build_on, self._report):
             self._tasks.append(
-                asyncio.create_task(self._guard(work()), name=f"{self._run} {work.__name__}")
+                asyncio.create_task(self._guard(work), name=f"{self._run} {work.__name__}")
             )
 
     async def close(self) -> None:
@@ -311,7 +313,7 @@ class ConstructorActor:
             if wanted is not None:
                 self._shelf.reserve(*wanted)
                 plan = self._plans[wanted[0][0]]
-                task = asyncio.create_task(self._guard(self._build(plan, *wanted)))
+                task = asyncio.create_task(self._guard(partial(self._build, plan, *wanted)))
                 self._builds.add(task)
                 task.add_done_callback(self._builds.discard)
 
@@ -345,10 +347,10 @@ class ConstructorActor:
             self._closed = answer
             self._changed.set()
 
-    async def _guard(self, work: Any) -> None:
+    async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run a part of the actor; what it raises reaches every trainer."""
         try:
-            await work
+            await work()
         except Exception as caught:  # whatever it is, the trainers must hear of it
             error = root_error(caught)
             if isinstance(error, StaleError | ClosedError):

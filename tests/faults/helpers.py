@@ -46,6 +46,17 @@ def assert_nothing_is_left_on(client: Client) -> None:
     assert wait_until(lambda: not left_on(client)), left_on(client)
 
 
+def close_idle_connections(client: Client) -> None:
+    """Empty the pools of a cluster: how many connections they keep depends on how busy it was."""
+    client.run(lambda dask_worker: dask_worker.rpc.collect())
+    client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.rpc.collect())
+
+    async def collect() -> None:
+        client.rpc.collect()
+
+    client.sync(collect)
+
+
 def holder(service: md.Service, role: str) -> str:
     """Return the worker that holds a role; of a loader, one that holds no actor if there is one."""
     stats = service.stats()

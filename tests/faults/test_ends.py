@@ -10,7 +10,7 @@ from distributed import Client
 
 import megadask as md
 from tests.conftest import LeakCheck, make_cluster
-from tests.faults.helpers import assert_nothing_is_left_on, num_actors
+from tests.faults.helpers import assert_nothing_is_left_on, close_idle_connections, num_actors
 from tests.megadask.helpers.data import pipeline, records
 from tests.megadask.helpers.ranks import Ranks, connect, run
 from tests.megadask.helpers.restore import DATA, make
@@ -150,6 +150,7 @@ def test_services_and_loaders_do_not_leak(
     def once() -> None:
         with md.serve(make(loaders=2), local_client, name=name) as service:
             run(service, lambda loader: take(loader, 3))
+        close_idle_connections(local_client)
 
     for _ in range(2):
         once()
