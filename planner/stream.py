@@ -46,7 +46,7 @@ class Drawn:
     seconds: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Stream:
     """Steps of a training job of which nothing is known but lengths.
 
@@ -105,6 +105,12 @@ class Stream:
         scalars = {name: supply.scalars for name, supply in self._supplies.items()}
         if len({tuple(names) for names in scalars.values()}) > 1:
             raise ConfigError("sources of a stream differ in their columns", got=scalars)
+
+    def __repr__(self) -> str:
+        return (
+            f"Stream of {', '.join(map(str, self.sources))}: {self.steps} steps over "
+            f"{self.num_buckets} buckets; {self.batching}"
+        )
 
     @cached_property
     def frozen_strategy(self) -> Strategy:

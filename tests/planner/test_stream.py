@@ -309,6 +309,7 @@ def test_plans_are_simulated_as_they_are() -> None:
 
 
 def test_it_prints_a_line_for_each_way_of_placing() -> None:
+    assert repr(two_laws()).startswith("Stream of a, b: 5 steps over 4 buckets; Packed(")
     report = simulate(two_laws(), against=("none", "greedy"))
     lines = repr(report).splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["none", "greedy", "assignment"]
