@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,12 @@ def add_options(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None
         help="placement to compare with arrival order and greedy",
     )
     add(
+        "--defer",
+        type=_count,
+        metavar="STEPS",
+        help="also let documents that cost too much for a step wait so many steps for others",
+    )
+    add(
         "--sync",
         choices=("step", "microbatch"),
         default="step",
@@ -79,10 +86,18 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     sources = _sources(options, parser)
     cost = md.costs.Transformer(hidden=options.hidden, layers=options.layers)
     weights = {name: source.weight for name, source in sources.items()}
+
+    def strategy(graph: md.DGraph) -> None:
+        graph.mix(weights).cost(cost).balance(options.balance)
+
+    def deferring(graph: md.DGraph) -> None:
+        strategy(graph)
+        graph.defer(steps=options.defer, ways=options.dp)
+
     stream = md.Stream(
         {name: source.lengths for name, source in sources.items()},
         topology=md.ClientPlaceTree(dp=options.dp, pp=options.pp),
-        strategy=lambda graph: graph.mix(weights).cost(cost).balance(options.balance),
+        strategy=strategy,
         batching=md.Packed(
             options.context,
             options.dp * options.microbatches,
@@ -92,40 +107,56 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         steps=options.steps,
         seed=options.seed,
     )
-    report = md.simulate(
-        stream, sync=options.sync, against=("none", "greedy"), clock=time.perf_counter
-    )
-    said = verdict(report)
-    _print(report, sources, said)
+    timed: dict[str, Any] = {"sync": options.sync, "clock": time.perf_counter}
+    report = md.simulate(stream, against=("none", "greedy"), **timed)
+    deferred = None
+    if options.defer is not None:
+        deferred = md.simulate(replace(stream, strategy=deferring), against=(), **timed)
+    said = verdict(report, deferred)
+    _print(report, deferred, sources, said)
     if options.json:
-        facts = {name: source.facts for name, source in sources.items()}
-        figures = {"sources": facts, "verdict": said, **report.to_dict()}
+        figures = {
+            "sources": {name: source.facts for name, source in sources.items()},
+            "verdict": said,
+            **report.to_dict(),
+            "deferred": None if deferred is None else deferred.to_dict(),
+        }
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     return 0
 
 
-def verdict(report: StreamReport) -> str:
+def verdict(report: StreamReport, deferred: StreamReport | None = None) -> str:
     """Return in plain words what balancing gains, and what stands in the way of more."""
-    method = report.method
-    gain = report.speedup(method)
-    most = report.step_time("none") / float(report.bound_T.mean())
+    method, arrival = report.method, 1 / report.efficiency("none")
+    gain, most = arrival * report.efficiency(method), arrival / report.bound
     if gain < 1.02:
         said = f"There is little to gain: {method} makes steps {gain:.2f} x as fast"
     else:
         said = f"Balanced by {method}, steps are {gain:.2f} x as fast as in arrival order"
     said += f"; no placement of whole documents makes them more than {most:.2f} x as fast."
-    if report.bound > 1.02:
-        even = report.step_time("none") / float(report.ideal_T.mean())
+    if deferred is not None:
+        said += (
+            f" With documents that wait for others as long, steps are "
+            f"{arrival * deferred.efficiency(method):.2f} x as fast as in arrival order."
+        )
+    elif report.bound > 1.02:
         said += (
             f" In some steps one document costs more than a rank's share: an even spread, which "
-            f"takes deferral or splitting, would be {even:.2f} x as fast."
+            f"takes deferral (--defer) or splitting, would be {arrival:.2f} x as fast."
         )
     return said
 
 
-def _print(report: StreamReport, sources: Mapping[str, CliSource], said: str) -> None:
+def _print(
+    report: StreamReport,
+    deferred: StreamReport | None,
+    sources: Mapping[str, CliSource],
+    said: str,
+) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from megadask.planner.stream_report import describe
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for name, source in sources.items():
@@ -138,13 +169,21 @@ def _print(report: StreamReport, sources: Mapping[str, CliSource], said: str) ->
     table.add_column("placed by")
     for heading in ("max/mean", "worst", "step time", "speed-up", "planning"):
         table.add_column(heading, justify="right")
-    for name, mean, worst, over_ideal, speedup, seconds in report.rows():
-        figures = (f"{mean:.3f}", f"{worst:.3f}", f"{over_ideal:.3f}", f"{speedup:.2f}")
-        table.add_row(_LABELS.get(name, name), *figures, f"{seconds * 1e3:,.0f} ms")
-    most = report.step_time("none") / float(report.bound_T.mean())
-    table.add_row("bound", "", "", f"{report.bound:.3f}", f"{most:.2f}", "")
+    arrival = 1 / report.efficiency("none")
+    rows = [(_LABELS.get(row.method, row.method), row) for row in report.rows()]
+    if deferred is not None:
+        rows += [(f"{row.method}, deferred", row) for row in deferred.rows()]
+    for name, row in rows:
+        gain = f"{arrival / row.over_ideal:.2f}"
+        times = (f"{row.imbalance:.3f}", f"{row.worst:.3f}", f"{row.over_ideal:.3f}")
+        table.add_row(name, *times, gain, f"{row.planning_s * 1e3:,.0f} ms")
+    for name, some in (("bound", report), ("bound, deferred", deferred)):
+        if some is not None:
+            table.add_row(name, "", "", f"{some.bound:.3f}", f"{arrival / some.bound:.2f}", "")
     console.print(table)
     console.print("max/mean: cost of the slowest rank; step time: 1 is an even spread of the work")
+    if deferred is not None and deferred.drift is not None:
+        console.print(describe(deferred.drift))
     console.print(said)
 
 

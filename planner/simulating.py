@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from megadask.planner.balance import Method, check_options
 from megadask.planner.costs import evaluate, unit_of
+from megadask.planner.drift import SPAN, Drift, drift
 from megadask.planner.errors import ConfigError
+from megadask.planner.metadata import Metadata
 from megadask.planner.place import place
 from megadask.planner.plan import Plan
 from megadask.planner.simulation import Simulation, Sync, Trainer
@@ -23,6 +25,9 @@ from megadask.planner.weights import SHARES
 
 #: Length classes of a report: powers of two.
 _CLASSES = 2 ** np.arange(48)
+#: Spans that are kept to compare a deferred stream with the undeferred one.
+_DRIFT_SPANS = 2**20
+_DRIFT_COLUMNS = (*SPAN, "tokens")
 
 
 @overload
@@ -85,7 +90,9 @@ def _simulate_stream(
     ways.pop(strategy.method, None)  # to come last, with its options
     ways[strategy.method] = strategy
     steps, tallies = _Steps(stream), {method: _Tally() for method in ways}
+    drifting = _Drifting(stream)
     for drawn in stream.draws(clock):
+        drifting.add(drawn)
         for method, way in ways.items():
             began = clock() if clock else 0.0
             plan = place(drawn.draw, way, stream.batching, stream.topology, {})
@@ -110,6 +117,7 @@ def _simulate_stream(
         mix_by=strategy.mix_by,
         mixture_error=steps.mixture_error,
         draw_seconds_T=np.array(steps.seconds),
+        drift=drifting.drift(),
     )
 
 
@@ -122,6 +130,29 @@ def _bound(strategy: Strategy, stream: Stream, plan: Plan) -> float:
     padded = stream.batching.padded(plan.table["tokens"])
     cost_NP = evaluate(strategy.cost, plan.table.with_columns(tokens=padded))
     return float(np.maximum(part_P, cost_NP.max(axis=0)).sum())
+
+
+class _Drifting:
+    """The first steps of a deferred stream beside those of the undeferred one."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._plain = iter(stream.undeferred.draws()) if stream.rules.deferral else iter(())
+        self._pairs: list[tuple[Metadata, Metadata]] = []
+        self._left = _DRIFT_SPANS
+
+    def add(self, drawn: Drawn) -> None:
+        if self._left > 0 and (plain := next(self._plain, None)) is not None:
+            tables = (drawn.draw.table, plain.draw.table)
+            # These columns are all that matters; the rest would fill the memory.
+            one, other = (Metadata({n: table[n] for n in _DRIFT_COLUMNS}) for table in tables)
+            self._pairs.append((one, other))
+            self._left -= one.num_rows
+
+    def drift(self) -> Drift | None:
+        if not self._pairs:
+            return None
+        deferred, plain = zip(*self._pairs, strict=True)
+        return drift(deferred, plain)
 
 
 class _Tally:

@@ -6,7 +6,7 @@ Axis: S sources.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -47,7 +47,7 @@ class Drawn:
     seconds: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Stream:
     """Steps of a training job of which nothing is known but lengths.
 
@@ -62,9 +62,9 @@ class Stream:
     topology
         The mesh of the trainers.
     strategy
-        As in a pipeline, a function that is called with a `DGraph`; or the graph. None: balanced
-        over "dp" by tokens. Without a mixture, sources weigh as many records as they have; where
-        one is a law, all weigh the same.
+        As in a pipeline, a function that is called with a `DGraph`; or the graph, or what it has
+        recorded. None: balanced over "dp" by tokens. Without a mixture, sources weigh as many
+        records as they have; where one is a law, all weigh the same.
     batching
         How samples become batches.
     steps
@@ -84,7 +84,7 @@ class Stream:
 
     sources: Mapping[str, SourceLike]
     topology: ClientPlaceTree = field(default_factory=ClientPlaceTree, kw_only=True)
-    strategy: Callable[[DGraph], Any] | DGraph | None = field(default=None, kw_only=True)
+    strategy: Callable[[DGraph], Any] | DGraph | Strategy | None = field(default=None, kw_only=True)
     batching: Packed = field(kw_only=True)
     steps: int = field(default=100, kw_only=True)
     seed: int = field(default=0, kw_only=True)
@@ -107,9 +107,17 @@ class Stream:
         if len({tuple(names) for names in scalars.values()}) > 1:
             raise ConfigError("sources of a stream differ in their columns", got=scalars)
 
+    def __repr__(self) -> str:
+        return (
+            f"Stream of {', '.join(map(str, self.sources))}: {self.steps} steps over "
+            f"{self.num_buckets} buckets; {self.batching}"
+        )
+
     @cached_property
     def frozen_strategy(self) -> Strategy:
         """What the strategy recorded."""
+        if isinstance(self.strategy, Strategy):
+            return self.strategy
         if isinstance(self.strategy, DGraph):
             return self.strategy.freeze()
         graph = DGraph(list(self.sources), self.topology)
@@ -134,7 +142,13 @@ class Stream:
             mix_by=self.frozen_strategy.mix_by,
             epochs=self.epochs,
             stop=self.stop,
+            deferral=self.frozen_strategy.deferral,
         )
+
+    @property
+    def undeferred(self) -> Stream:
+        """The same stream without deferral."""
+        return replace(self, strategy=replace(self.frozen_strategy, defer=None))
 
     @property
     def num_buckets(self) -> int:
@@ -150,26 +164,27 @@ class Stream:
             name: Feed(supply, at, self.batching, epochs, state.sources[name], self._modalities)
             for at, (name, supply) in enumerate(self._supplies.items())
         }
-        ahead = _Ahead(self.rules.window, len(names))
+        last_S = np.zeros(len(names), np.int64)
         for _ in range(self.steps):
             share_S = self.mixture.weights_at(state.step, names)
             active = [name for name, share in zip(names, share_S.tolist(), strict=True) if share]
-            ahead.begin(self.batching.global_batch_at(state.step))
+            # About what the last step took, so that few draws find too little and begin again.
+            wanted_S = np.where(share_S > 0, self.rules.window + last_S + last_S // 8, 0)
+            for feed, wanted in zip(feeds.values(), wanted_S.tolist(), strict=True):
+                feed.fill(wanted)
             while True:
-                for feed, wanted in zip(feeds.values(), ahead.wanted(share_S), strict=True):
-                    feed.fill(wanted)
                 rows = {name: feeds[name].rows for name in active}
                 began = clock() if clock else 0.0
                 drawn = draw(state, rows, share_S, self.rules)
                 seconds = clock() - began if clock else 0.0
                 if not isinstance(drawn, Starved):
                     break
-                feeds[drawn.source].fetch()
-                ahead.missed()
+                for name, num_spans in drawn.wanted.items():
+                    feeds[name].fetch(num_spans)
             if not drawn.table.num_rows:
                 return
             state = drawn.state
-            ahead.end(drawn)
+            last_S = np.bincount(drawn.table["source"], minlength=len(names))
             for name, feed in feeds.items():
                 feed.trim(state.sources[name])
             yield Drawn(drawn, share_S, seconds)
@@ -181,34 +196,3 @@ class Stream:
     @cached_property
     def _supplies(self) -> dict[str, Supply]:
         return {name: Supply(name, source, self.seed) for name, source in self.sources.items()}
-
-
-class _Ahead:
-    """How many spans of each source to know before a draw, so that it seldom starves."""
-
-    def __init__(self, window: int, num_sources: int) -> None:
-        self._window = window
-        self._spans = 0
-        self._packs = 0
-        self._last_S = np.zeros(num_sources, np.int64)
-
-    def begin(self, packs: int) -> None:
-        """Begin a step of so many packs."""
-        # At first a document a pack; then as many as there were in the last step.
-        self._spans = max(packs, self._spans * packs // max(1, self._packs))
-        self._packs = packs
-
-    def missed(self) -> None:
-        """Remember that it was not enough."""
-        self._spans *= 2
-
-    def end(self, drawn: Draw) -> None:
-        """Remember what a step took."""
-        self._spans = drawn.table.num_rows
-        self._last_S = np.bincount(drawn.table["source"], minlength=len(self._last_S))
-
-    def wanted(self, share_S: NDArray[np.int64]) -> list[int]:
-        """Return the spans to know of each source, 0 of those without a share."""
-        expected_S = np.maximum(share_S * self._spans // share_S.sum(), self._last_S)
-        wanted_S = self._window + expected_S + expected_S // 8
-        return [int(wanted) for wanted in np.where(share_S > 0, wanted_S, 0)]

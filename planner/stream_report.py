@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.drift import Drift
 from megadask.planner.simulation import Trainer
 from megadask.planner.strategy import MixBy
 
@@ -39,6 +40,31 @@ class Placed:
     imbalance_T: Floats
     bubble_T: Floats
     seconds_T: Floats
+
+
+class Row(NamedTuple):
+    """What is said of one way of placing.
+
+    Attributes
+    ----------
+    method
+        Its name.
+    imbalance, worst
+        Mean and largest max / mean of the steps.
+    over_ideal
+        Mean step time over that of an even spread.
+    speedup
+        How many times as fast steps are as with the first way of the report.
+    planning_s
+        Median seconds of drawing and placing a step.
+    """
+
+    method: str
+    imbalance: float
+    worst: float
+    over_ideal: float
+    speedup: float
+    planning_s: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,6 +98,9 @@ class StreamReport:
         drawn, or behind it, after any step.
     draw_seconds_T
         (T,) float64, time that drawing took, 0 without a clock.
+    drift
+        Where spans are deferred: how its first steps (up to a million spans) differ from those of
+        the undeferred stream.
     """
 
     trainer: Trainer
@@ -87,6 +116,7 @@ class StreamReport:
     mix_by: MixBy
     mixture_error: float
     draw_seconds_T: Floats
+    drift: Drift | None = None
 
     @property
     def num_steps(self) -> int:
@@ -126,21 +156,17 @@ class StreamReport:
         """Return the median time that drawing and placing a step took."""
         return float(np.median(self.draw_seconds_T + self._of(method).seconds_T))
 
-    def rows(self) -> list[tuple[str, float, float, float, float, float]]:
-        """Return a line for each way of placing.
-
-        They are its name, mean and largest max / mean, mean step time over the ideal, speed-up over
-        the first way, and median seconds of planning a step.
-        """
+    def rows(self) -> list[Row]:
+        """Return a row of figures for each way of placing."""
         first = next(iter(self.placed))
         return [
-            (
-                name,
-                float(placed.imbalance_T.mean()),
-                float(placed.imbalance_T.max()),
-                1 / self.efficiency(name),
-                self.speedup(name, over=first),
-                self.planning_seconds(name),
+            Row(
+                method=name,
+                imbalance=float(placed.imbalance_T.mean()),
+                worst=float(placed.imbalance_T.max()),
+                over_ideal=1 / self.efficiency(name),
+                speedup=self.speedup(name, over=first),
+                planning_s=self.planning_seconds(name),
             )
             for name, placed in self.placed.items()
         ]
@@ -162,24 +188,34 @@ class StreamReport:
             "bound_times": self.bound_T.tolist(),
             "mixture_error": self.mixture_error,
             "mixture_by": self.mix_by,
+            "drift": None
+            if self.drift is None
+            else {
+                "delayed": self.drift.delayed,
+                "mean_delay": self.drift.mean_delay,
+                "max_delay": self.drift.max_delay,
+                "length_ks": self.drift.length,
+                "length_ks_of_a_step_mean": float(self.drift.length_T.mean()),
+                "token_mixture_of_a_step_max": float(self.drift.token_mixture_T.max()),
+            },
             "length_counts": {
                 str(2**power): int(count)
                 for power, count in enumerate(self.length_counts_L)
                 if count
             },
             "placed": {
-                name: {
-                    "imbalance_mean": mean,
-                    "imbalance_max": most,
-                    "step_time": self.step_time(name),
-                    "step_time_over_ideal": over_ideal,
-                    "tokens_per_time": self.throughput(name),
-                    "speedup": speedup,
-                    "planning_seconds": seconds,
-                    "step_times": self.placed[name].step_time_T.tolist(),
-                    "imbalances": self.placed[name].imbalance_T.tolist(),
+                row.method: {
+                    "imbalance_mean": row.imbalance,
+                    "imbalance_max": row.worst,
+                    "step_time": self.step_time(row.method),
+                    "step_time_over_ideal": row.over_ideal,
+                    "tokens_per_time": self.throughput(row.method),
+                    "speedup": row.speedup,
+                    "planning_seconds": row.planning_s,
+                    "step_times": self.placed[row.method].step_time_T.tolist(),
+                    "imbalances": self.placed[row.method].imbalance_T.tolist(),
                 }
-                for name, mean, most, over_ideal, speedup, seconds in self.rows()
+                for row in self.rows()
             },
         }
 
@@ -190,14 +226,16 @@ class StreamReport:
             f"{'placed by':<16}{'max/mean':>10}{'worst':>8}{'step time':>11}{'speed-up':>10}"
             f"{'planning':>11}",
         ]
-        for name, mean, most, over_ideal, speedup, seconds in self.rows():
-            planning = f"{seconds * 1e3:,.1f} ms" if seconds else "-"
+        for row in self.rows():
+            planning = f"{row.planning_s * 1e3:,.1f} ms" if row.planning_s else "-"
             lines.append(
-                f"{name:<16}{mean:>10.3f}{most:>8.3f}{over_ideal:>11.3f}{speedup:>10.2f}"
-                f"{planning:>11}"
+                f"{row.method:<16}{row.imbalance:>10.3f}{row.worst:>8.3f}{row.over_ideal:>11.3f}"
+                f"{row.speedup:>10.2f}{planning:>11}"
             )
         lines.append(f"{'bound':<16}{'':>18}{self.bound:>11.3f}")
         lines.append(f"off the mixture by {self.mixture_error:.3g} {self.mix_by} at most")
+        if self.drift is not None:
+            lines.append(describe(self.drift))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -206,3 +244,12 @@ class StreamReport:
 
     def _of(self, method: str | None) -> Placed:
         return self.placed[self.method if method is None else method]
+
+
+def describe(drift: Drift) -> str:
+    """Return in words what deferral does to the steps."""
+    return (
+        f"deferred: {drift.delayed:.1%} of the spans come later, {drift.mean_delay:.1f} steps on "
+        f"average and {drift.max_delay} at most; lengths of a step differ from the undeferred ones "
+        f"by {drift.length_T.mean():.3f} (Kolmogorov-Smirnov), {drift.length:.3f} over all steps"
+    )

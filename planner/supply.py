@@ -141,17 +141,15 @@ class Feed:
     def fill(self, num_spans: int) -> None:
         """Make records until so many spans are known, or the source has ended."""
         while self._num_fresh < num_spans and not self.complete:
-            self.fetch()
+            records = self._supply.records(self._position)
+            self._add(self._spans(records))
+            self._position += records.num_rows
+            if self._position == self._supply.num_records:
+                self._epoch, self._position = self._epoch + 1, 0
 
-    def fetch(self) -> None:
-        """Make one more block."""
-        if self.complete:
-            return
-        records = self._supply.records(self._position)
-        self._take(self._spans(records))
-        self._position += records.num_rows
-        if self._position == self._supply.num_records:
-            self._epoch, self._position = self._epoch + 1, 0
+    def fetch(self, num_spans: int) -> None:
+        """Make about so many more spans."""
+        self.fill(self._num_fresh + num_spans)
 
     def trim(self, state: SourceState) -> None:
         """Go on behind a draw."""
@@ -160,7 +158,7 @@ class Feed:
         self._fetched = [part for part in self._fetched if part.num_rows]
         self._num_fresh = sum(part.num_rows for part in self._fetched)
 
-    def _take(self, spans: Metadata) -> None:
+    def _add(self, spans: Metadata) -> None:
         readable = bool((spans["verdict"] == Verdict.OK).any())
         self._in_vain = 0 if readable else self._in_vain + spans.num_rows
         if self._in_vain > max(_PATIENCE, self._supply.num_records or 0):

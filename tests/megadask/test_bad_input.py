@@ -97,8 +97,8 @@ DECLARATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "Packed(seq_len=) under context parallelism by 'sequence'",
     ),
     "max_tokens of a table": (
-        lambda: one_rank(strategy=lambda g: g.distribute("dp", max_tokens=9)),
-        "distribute(max_tokens=)",
+        lambda: one_rank(strategy=lambda g: g.balance(max_tokens=9)),
+        "balance(max_tokens=)",
     ),
     "padding that does not divide": (lambda: one_rank(packed={"pad_to_multiple": 3}), "seq_len"),
     "seq_len": (lambda: one_rank(seq_len=0), "seq_len"),

@@ -74,6 +74,7 @@ def test_the_options_are_these_and_nothing_else() -> None:
         "--hidden": 4096,
         "--layers": 32,
         "--balance": "assignment",
+        "--defer": None,
         "--sync": "step",
         "--pp": 1,
         "--steps": 50,
@@ -94,6 +95,7 @@ def test_the_options_are_these_and_nothing_else() -> None:
         ("--lengths web --dp 0", "--dp: got 0"),
         ("--lengths web --steps x", "--steps: got x"),
         ("--lengths web --seed -1", "--seed"),
+        ("--lengths web --defer 0", "--defer: got 0"),
         ("--lengths web --sync never", "--sync"),
         ("--lengths web --balance none", "--balance"),
         ("--lengths web --no-such", "--no-such"),
@@ -277,7 +279,25 @@ def test_the_verdict_says_what_is_gained_and_what_single_documents_cost() -> Non
     assert said.startswith("Balanced by assignment, steps are 1.50 x as fast as in arrival order")
     assert "deferral" not in said
     said = simulate_cli.verdict(report([100, 10, 10, 10], dp=2))
-    assert "an even spread, which takes deferral or splitting, would be" in said
+    assert "an even spread, which takes deferral (--defer) or splitting" in said
+
+
+def test_deferral_is_compared_with_arrival_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.json"
+    words = ["--lengths", "mixed", "--context", "4096", "--documents", "1", "--dp", "8"]
+    words += ["--microbatches", "8", "--hidden", "128", "--steps", "8", "--defer", "4"]
+    assert cli.main(["simulate", *words, "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    figures = json.loads(path.read_text())
+    plain, deferred = figures["placed"], figures["deferred"]["placed"]
+    assert list(deferred) == ["assignment"]
+    assert deferred["assignment"]["step_time_over_ideal"] < 1.02
+    gain = plain["none"]["step_time_over_ideal"] / deferred["assignment"]["step_time_over_ideal"]
+    assert f"With documents that wait for others as long, steps are {gain:.2f} x" in out
+    assert "assignment, deferred" in out
+    assert "of the spans come later" in out
 
 
 def test_it_runs_as_a_process(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from megadask.planner import costs
 from megadask.planner.batching import Packed
 from megadask.planner.draw import DrawRules
+from megadask.planner.drift import drift
 from megadask.planner.errors import ConfigError
 from megadask.planner.graph import DGraph
 from megadask.planner.lengths import ImageText, Lognormal, mix
@@ -308,6 +309,7 @@ def test_plans_are_simulated_as_they_are() -> None:
 
 
 def test_it_prints_a_line_for_each_way_of_placing() -> None:
+    assert repr(two_laws()).startswith("Stream of a, b: 5 steps over 4 buckets; Packed(")
     report = simulate(two_laws(), against=("none", "greedy"))
     lines = repr(report).splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["none", "greedy", "assignment"]
@@ -315,6 +317,44 @@ def test_it_prints_a_line_for_each_way_of_placing() -> None:
     data = report.to_dict()
     assert data["placed"]["none"]["speedup"] == 1
     assert sum(data["length_counts"].values()) == report.spans_T.sum()
+
+
+# Deferral ----------------------------------------------------------------------------------------
+
+
+def deferring(graph: DGraph) -> None:
+    weigh(graph)
+    graph.defer(steps=3, ways=4)
+
+
+def test_a_stream_defers_as_its_graph_declares() -> None:
+    sources, weights = mix("mixed", context=8192)
+    stream = Stream(
+        sources,
+        strategy=lambda g: g.mix(weights).cost(costs.Transformer(hidden=512)).defer(4, ways=16),
+        topology=ClientPlaceTree(dp=16),
+        batching=Packed(8192, global_batch=16 * 8, max_documents=1),
+        steps=12,
+    )
+    deferred, plain = simulate(stream), simulate(stream.undeferred)
+    assert plain.drift is None
+    assert deferred.bound < plain.bound
+    assert deferred.efficiency() > plain.efficiency()
+    assert deferred.mixture_error <= 1
+    assert deferred.drift is not None
+    assert 0 < deferred.drift.max_delay <= 4
+    tables = [[d.draw.table for d in s.draws()] for s in (stream, stream.undeferred)]
+    expected = drift(*tables)
+    assert deferred.drift.length_T.tolist() == expected.length_T.tolist()
+    assert deferred.drift.delayed == expected.delayed
+    assert repr(deferred).splitlines()[-1].startswith(f"deferred: {expected.delayed:.1%}")
+    assert deferred.to_dict()["drift"]["max_delay"] == expected.max_delay
+
+
+def test_an_undeferred_stream_draws_what_it_drew_before() -> None:
+    deferred = two_laws(strategy=deferring)
+    assert keys(deferred.undeferred) == keys(two_laws())
+    assert simulate(deferred, against=()).placed.keys() == {"assignment"}
 
 
 # What is refused ---------------------------------------------------------------------------------
