@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from megadask.planner.errors import ConfigError
 from megadask.planner.pipelining import one_forward_one_backward
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Sync = Literal["step", "microbatch"]
 Floats = NDArray[np.float64]
@@ -151,6 +154,12 @@ class Simulation:
             f"ideal {self.ideal:.4g} + imbalance {self.imbalance:.4g} + bubble {self.bubble:.4g}; "
             f"efficiency {self.efficiency:.1%}; slowest bucket {self.slowest} of {len(self.idle)})"
         )
+
+    def plot(self) -> Figure:
+        """Return a figure of the buckets, or of the slowest pipeline; needs matplotlib."""
+        from megadask.planner.plots import plot_simulation
+
+        return plot_simulation(self)
 
     def _repr_html_(self) -> str:
         """Show what the step time consists of as one bar."""

@@ -87,7 +87,7 @@ class Placement:
         )
 
     def speed_B(self, topology: ClientPlaceTree) -> NDArray[np.int64] | None:
-        """(B,) speed of each bucket's slowest rank, in steps of `SPEED_UNIT`; None if none is given."""
+        """(B,) speed of each bucket, in steps of `SPEED_UNIT`; None if no speed is given."""
         if not self.speeds:
             return None
         speed_B = np.ones(topology.num_buckets(self.axis))

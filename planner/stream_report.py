@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from megadask.planner.drift import Drift
 from megadask.planner.simulation import Trainer
 from megadask.planner.strategy import MixBy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -237,6 +240,12 @@ class StreamReport:
         if self.drift is not None:
             lines.append(describe(self.drift))
         return "\n".join(lines)
+
+    def plot(self) -> Figure:
+        """Return a figure of the steps, lengths and planning times; needs matplotlib."""
+        from megadask.planner.plots import plot_stream
+
+        return plot_stream(self)
 
     def _repr_html_(self) -> str:
         """Show the lines of the report."""

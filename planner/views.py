@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MOST_BARS = 512  # of a figure in HTML; more buckets are thinned out evenly
 _WIDTH = 640
@@ -52,21 +53,14 @@ class PlanView:
         """(B, M, P) cost of every microbatch over the speed of its bucket."""
         return self.loads if self.speeds is None else self.loads / self.speeds[:, None, None]
 
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the load of every bucket, heaviest first; needs matplotlib.
+    def plot(self, ax: Axes | None = None) -> Figure:
+        """Return a figure of the load of every bucket, slowest first; needs matplotlib.
 
-        Parameters
-        ----------
-        ax
-            Axes to draw on; new ones by default.
-
-        Returns
-        -------
-        matplotlib.axes.Axes
+        ax: where to draw; a new figure by default.
         """
-        from megadask.planner.plots import plot_loads
+        from megadask.planner.plots import plot_plan
 
-        return plot_loads(self, ax)
+        return plot_plan(self, ax)
 
     def _repr_html_(self) -> str:
         """Show the time of every bucket, slowest first, as bars stacked by part."""

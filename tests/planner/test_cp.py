@@ -261,16 +261,18 @@ def test_the_rest_of_a_step_that_is_placed_anew_has_a_layout_of_its_own() -> Non
     driver = Driver([source], DrawRules(batching=BATCHING, epochs=1))
     drawn = driver.draw()
     strategy = Strategy(context=Context(layout="auto", tile=16))
-    assert place(drawn, strategy, BATCHING, 1, driver.mixture, 4).cp_layout == "sequence"
+    assert (
+        place(drawn, strategy, BATCHING, ClientPlaceTree(cp=4), driver.mixture).cp_layout
+        == "sequence"
+    )
     rest = place_rest(
         drawn,
         strategy,
         BATCHING,
-        1,
+        ClientPlaceTree(cp=4),
         driver.mixture,
         consumed_N=drawn.table["tokens"] == 8,
         first_microbatch=4,
         assignment_digest="of another topology",
-        cp=4,
     )
     assert rest.cp_layout == "document"

@@ -10,7 +10,6 @@ import pytest
 
 import megadask as md
 from megadask.planner.simulation import Trainer
-from megadask.plots_simulate import plot_simulation, plot_stream
 
 LOADS = np.random.default_rng(0).integers(0, 9, (5, 4, 2))
 
@@ -27,7 +26,7 @@ def words(figure: Any) -> list[str]:
 @pytest.mark.parametrize("pp", [1, 3])
 def test_a_step_is_drawn_to_its_end(sync: Any, pp: int, tmp_path: Path) -> None:
     done = Trainer(sync=sync, pp=pp).run(LOADS)
-    figure = plot_simulation(done)
+    figure = done.plot()
     (axes,) = figure.axes
     texts = words(figure)
     assert f"pp={pp}" in texts[0]
@@ -47,12 +46,12 @@ def test_a_step_is_drawn_to_its_end(sync: Any, pp: int, tmp_path: Path) -> None:
 
 def test_a_step_without_work_can_be_drawn(tmp_path: Path) -> None:
     for pp in (1, 2):
-        plot_simulation(Trainer(pp=pp).run(np.zeros((2, 2, 1)))).savefig(tmp_path / "empty.png")
+        Trainer(pp=pp).run(np.zeros((2, 2, 1))).plot().savefig(tmp_path / "empty.png")
 
 
 def test_a_stream_is_drawn_by_way_of_placing(tmp_path: Path) -> None:
     stream = md.Stream({"a": md.lengths.Lognormal(60, 1)}, batching=md.Packed(512, 4), steps=3)
-    figure = plot_stream(md.simulate(stream, against=("none", "greedy")))
+    figure = md.simulate(stream, against=("none", "greedy")).plot()
     texts = words(figure)
     assert all(texts)
     assert texts.count("none") == texts.count("greedy") == texts.count("assignment") == 3
