@@ -174,6 +174,8 @@ def test_a_graph_does_as_well_as_a_function() -> None:
     graph = DGraph(["a", "b"], ClientPlaceTree(dp=4))
     weigh(graph)
     assert keys(two_laws(strategy=graph)) == keys(two_laws())
+    with pytest.raises(ConfigError, match="that of the graph"):
+        two_laws(strategy=graph, topology=ClientPlaceTree(dp=2))
 
 
 def test_memory_does_not_grow_with_the_steps() -> None:
