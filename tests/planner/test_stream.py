@@ -413,3 +413,8 @@ def test_unknown_ways_of_placing_are_named() -> None:
         simulate(two_laws(), against=("best",))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="sync="):
         simulate(two_laws(), sync="never")  # type: ignore[call-overload]
+
+
+def test_what_is_neither_plan_nor_stream_is_named() -> None:
+    with pytest.raises(ConfigError, match="a plan or a Stream"):
+        simulate(DGraph(["a"]))  # type: ignore[call-overload]
