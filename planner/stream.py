@@ -100,6 +100,12 @@ class Stream:
                 raise ConfigError(
                     f"Stream({name}=)", got=repr(value), limit=f"an integer >= {least}"
                 )
+        if isinstance(self.strategy, DGraph) and self.strategy.topology != self.topology:
+            raise ConfigError(
+                "Stream(topology=)",
+                got=self.topology,
+                limit=f"that of the graph, {self.strategy.topology}",
+            )
         _ = self.rules
         check_mesh(self.topology, self.frozen_strategy, self.batching, self._modalities)
         self.mixture.weights_at(0, list(self.sources))

@@ -174,6 +174,8 @@ def test_a_graph_does_as_well_as_a_function() -> None:
     graph = DGraph(["a", "b"], ClientPlaceTree(dp=4))
     weigh(graph)
     assert keys(two_laws(strategy=graph)) == keys(two_laws())
+    with pytest.raises(ConfigError, match="that of the graph"):
+        two_laws(strategy=graph, topology=ClientPlaceTree(dp=2))
 
 
 def test_memory_does_not_grow_with_the_steps() -> None:
@@ -411,3 +413,8 @@ def test_unknown_ways_of_placing_are_named() -> None:
         simulate(two_laws(), against=("best",))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="sync="):
         simulate(two_laws(), sync="never")  # type: ignore[call-overload]
+
+
+def test_what_is_neither_plan_nor_stream_is_named() -> None:
+    with pytest.raises(ConfigError, match="a plan or a Stream"):
+        simulate(DGraph(["a"]))  # type: ignore[call-overload]
