@@ -12,7 +12,7 @@ import megadask as md
 from megadask import simulate_cli
 
 #: As `megadask.planner.balance.Method`, which takes a second to import.
-_METHODS = ("assignment", "greedy", "none")
+_METHODS = ("assignment", "greedy", "karmarkar_karp", "none")
 
 
 class _Parser(argparse.ArgumentParser):

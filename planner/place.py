@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from megadask.planner.balance import Problem, balance, bucket_loads, lower_bound
 from megadask.planner.batching import Packed
+from megadask.planner.costs import unit_of
 from megadask.planner.cp import Packs, choose_layout
 from megadask.planner.draw import Draw
 from megadask.planner.packing import Packing
@@ -48,7 +49,8 @@ def place(
         seq_len=batching.seq_len,
     )
     layout = choose_layout(strategy.context, packs, cp, num_buckets, num_microbatches)
-    return _routed(replace(plan, cp_layout=layout), strategy, topology, assignment_digest="")
+    plan = replace(plan, unit=unit_of(strategy.cost), cp_layout=layout)
+    return _routed(plan, strategy, topology, assignment_digest="")
 
 
 def place_rest(

@@ -28,6 +28,7 @@ _PLAIN = (
     "step",
     "sources",
     "bound",
+    "unit",
     "num_packs",
     "cp_layout",
     "first_microbatch",
@@ -78,6 +79,8 @@ class Plan(PlanView):
         JSON of the planner state before the next step.
     end
         Whether the data ended before this step; then it has no spans.
+    unit
+        What one of the loads is, in the unit of the cost.
     speeds
         (B,) float64, relative speeds of the buckets; None where all are alike.
     routing
@@ -103,6 +106,7 @@ class Plan(PlanView):
     passed: Metadata
     state: str
     end: bool = False
+    unit: float = 1.0
     speeds: NDArray[np.float64] | None = None
     routing: Mapping[str, Routing] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.balance import Method, check_options
-from megadask.planner.costs import evaluate, unit_of
+from megadask.planner.costs import evaluate
 from megadask.planner.drift import SPAN, Drift, drift
 from megadask.planner.errors import ConfigError
 from megadask.planner.metadata import Metadata
@@ -62,8 +62,8 @@ def simulate(
     Parameters
     ----------
     what
-        A plan, whose loads (B, M, P) are the times of the microbatches; or a stream, of which every
-        step is drawn, placed and simulated.
+        A plan, whose costs are the times of its microbatches, and of the turns of its encoders; or
+        a stream, of which every step is drawn, placed and simulated.
     sync, pp, backward
         Of the `Trainer`. Without `pp` a plan has one stage, a stream those of its topology.
     against
@@ -79,7 +79,12 @@ def simulate(
     if not hasattr(what, "loads"):
         raise ConfigError("simulate(what)", got=repr(what), limit="a plan or a Stream")
     trainer = Trainer(sync=sync, pp=1 if pp is None else pp, backward=backward)
-    return trainer.run(what.times)
+    return _run(trainer, what)
+
+
+def _run(trainer: Trainer, plan: Plan | TablePlan) -> Simulation:
+    encoders = [routing.loads for _, routing in sorted(plan.routing.items())]
+    return trainer.run(plan.times, speeds=plan.speeds, encoders=encoders)
 
 
 def _simulate_stream(
@@ -99,19 +104,18 @@ def _simulate_stream(
             began = clock() if clock else 0.0
             plan = place(drawn.draw, way, stream.batching, stream.topology, {})
             seconds = clock() - began if clock else 0.0
-            done = trainer.run(plan.times)
+            done = _run(trainer, plan)
             tallies[method].add(done, plan.imbalance, seconds)
-        steps.add(drawn, done.ideal, _bound(strategy, stream, plan) / trainer.pp)
+        steps.add(drawn, done.ideal, _bound(strategy, stream, plan, trainer.pp))
     if not steps.ideal:
         raise ConfigError("the stream has no step", remedy="Its sources have nothing to plan.")
-    unit = unit_of(strategy.cost)
     return StreamReport(
         trainer=trainer,
         method=strategy.method,
         num_buckets=stream.num_buckets,
-        placed={method: tally.placed(unit) for method, tally in tallies.items()},
-        ideal_T=np.array(steps.ideal) * unit,
-        bound_T=np.array(steps.bound) * unit,
+        placed={method: tally.placed() for method, tally in tallies.items()},
+        ideal_T=np.array(steps.ideal),
+        bound_T=np.array(steps.bound),
         tokens_T=np.array(steps.tokens, np.int64),
         spans_T=np.array(steps.spans, np.int64),
         packs_T=np.array(steps.packs, np.int64),
@@ -123,15 +127,20 @@ def _simulate_stream(
     )
 
 
-def _bound(strategy: Strategy, stream: Stream, plan: Plan) -> float:
-    """Return a time, in units of the cost, that the slowest buckets of all parts take at least."""
-    part_P = plan.loads_BMP.sum(axis=1).mean(axis=0)
+def _bound(strategy: Strategy, stream: Stream, plan: Plan, pp: int) -> float:
+    """Return a time that the slowest buckets of all parts, and of all encoders, take at least."""
+    speed_B = np.ones(plan.num_buckets) if plan.speeds is None else plan.speeds
+    part_P = plan.loads.sum(axis=(0, 1)) * np.float64(plan.unit) / speed_B.sum()
     if len(part_P) == 1:
-        return float(part_P[0]) * plan.bound
-    # The bound of a plan is that of its worst part.
-    padded = stream.batching.padded(plan.table["tokens"])
-    cost_NP = evaluate(strategy.cost, plan.table.with_columns(tokens=padded))
-    return float(np.maximum(part_P, cost_NP.max(axis=0)).sum())
+        least = float(part_P[0]) * plan.bound
+    else:
+        # The bound of a plan is that of its worst part.
+        padded = stream.batching.padded(plan.table["tokens"])
+        cost_NP = evaluate(strategy.cost, plan.table.with_columns(tokens=padded))
+        largest_P = cost_NP.max(axis=0) * np.float64(plan.unit) / speed_B.max()
+        least = float(np.maximum(part_P, largest_P).sum())
+    encoders = [r.loads.mean(axis=0).sum() * r.bound for r in plan.routing.values()]
+    return least / pp + float(sum(encoders))
 
 
 class _Drifting:
@@ -172,11 +181,11 @@ class _Tally:
         self._bubble.append(done.bubble)
         self._seconds.append(seconds)
 
-    def placed(self, unit: float) -> Placed:
+    def placed(self) -> Placed:
         return Placed(
-            step_time_T=np.array(self._step_time) * unit,
+            step_time_T=np.array(self._step_time),
             imbalance_T=np.array(self._imbalance),
-            bubble_T=np.array(self._bubble) * unit,
+            bubble_T=np.array(self._bubble),
             seconds_T=np.array(self._seconds),
         )
 

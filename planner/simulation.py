@@ -5,6 +5,7 @@ Axes: B buckets, M microbatches, P parts of the cost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal, get_args
@@ -61,8 +62,26 @@ class Trainer:
                 "simulate(backward=)", got=repr(self.backward), limit="a number above 0"
             )
 
-    def run(self, loads: ArrayLike) -> Simulation:
-        """Return what becomes of a step with loads (B, M, P) >= 0."""
+    def run(
+        self,
+        loads: ArrayLike,
+        *,
+        speeds: ArrayLike | None = None,
+        encoders: Sequence[ArrayLike] = (),
+    ) -> Simulation:
+        """Return what becomes of a step.
+
+        Parameters
+        ----------
+        loads
+            (B, M, P) >= 0, the time of every microbatch, at the speed of its bucket.
+        speeds
+            (B,) > 0, relative speeds of the buckets, which the ideal weighs them by; all alike
+            without it.
+        encoders
+            (E, T, P) each, the times of the turns that the encoder of a modality takes before the
+            microbatches. All ranks meet after every turn.
+        """
         load_BMP = np.asarray(loads, np.float64)
         if load_BMP.ndim != 3 or 0 in load_BMP.shape[::2]:
             raise ConfigError(
@@ -79,13 +98,20 @@ class Trainer:
             step_time = alone_BP.max(axis=0).sum()
             smooth = load_BMP.sum(axis=1).max(axis=0).sum() / self.pp
         work_B = load_BMP.sum(axis=(1, 2)) / self.pp
+        speed_B = np.ones(len(work_B)) if speeds is None else np.asarray(speeds, np.float64)
+        ideal = float((work_B * speed_B).sum() / speed_B.sum())
+        turns = [np.asarray(load_ETP, np.float64) for load_ETP in encoders]
+        encoding = sum(float(load_ETP.mean(axis=0).sum()) for load_ETP in turns)
+        waiting = sum(float(load_ETP.max(axis=0).sum()) for load_ETP in turns)
         return Simulation(
             trainer=self,
             load_BMP=load_BMP,
-            step_time=float(step_time),
-            ideal=float(work_B.mean()),
+            step_time=float(step_time) + waiting,
+            ideal=ideal + encoding,
             bubble=max(0.0, float(step_time - smooth)),
-            idle=1 - work_B / step_time if step_time else np.zeros_like(work_B),
+            idle=1 - (work_B + encoding) / (step_time + waiting)
+            if step_time
+            else np.zeros_like(work_B),
             alone=alone_BP.sum(axis=1),
         )
 
@@ -119,9 +145,10 @@ class Simulation:
     bubble
         What of the step time is owed to the filling and draining of pipelines; 0 with pp = 1.
     idle
-        (B,) share of the step time in which the ranks of each bucket do nothing.
+        (B,) share of the step time in which the ranks of each bucket do nothing; of the encoders,
+        all count as their mean.
     alone
-        (B,) time that each bucket would take if it waited for no other.
+        (B,) time that each bucket would take if it waited for no other, without the encoders.
     """
 
     trainer: Trainer

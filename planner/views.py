@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner import lineage
+from megadask.planner.ids import SampleId
+from megadask.planner.lineage import Place, Planned
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -28,6 +32,11 @@ class PlanView:
     loads: NDArray[Any]
     bound: float
     speeds: NDArray[np.float64] | None
+
+    @property
+    def unit(self) -> float:
+        """What one of `loads` is, in the unit of the cost."""
+        return 1.0
 
     @property
     def num_buckets(self) -> int:
@@ -50,8 +59,20 @@ class PlanView:
 
     @property
     def times(self) -> NDArray[Any]:
-        """(B, M, P) cost of every microbatch over the speed of its bucket."""
-        return self.loads if self.speeds is None else self.loads / self.speeds[:, None, None]
+        """(B, M, P) float64 cost of every microbatch, by its function, over the bucket's speed."""
+        cost_BMP = self.loads * np.float64(self.unit)
+        return cost_BMP if self.speeds is None else cost_BMP / self.speeds[:, None, None]
+
+    def where(self: Planned, sample: SampleId | tuple[str, int, int, int] | int) -> list[Place]:
+        """Return where a sample (its id, or its row) went, span after span; see `lineage.where`."""
+        return lineage.where(self, sample)
+
+    def made_of(self: Planned, bucket: int, microbatch: int | None = None) -> NDArray[np.int64]:
+        """Return the rows that a bucket, or one of its microbatches, is made of, in their order.
+
+        What a rank got is what its bucket did: ``plan.made_of(tree.bucket_of(rank, axis))``.
+        """
+        return lineage.made_of(self, bucket, microbatch)
 
     def plot(self, ax: Axes | None = None) -> Figure:
         """Return a figure of the load of every bucket, slowest first; needs matplotlib.

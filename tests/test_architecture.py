@@ -95,8 +95,7 @@ def test_planner_is_pure() -> None:
         f"{path.relative_to(ROOT)} imports {name}"
         for path in sources("planner")
         for name in imports(path)
-        if (within(name, PLANNER_MAY_NOT) or not within(name, PLANNER_MAY))
-        and name not in FIGURES
+        if (within(name, PLANNER_MAY_NOT) or not within(name, PLANNER_MAY)) and name not in FIGURES
     ]
     assert strangers == [f"{PLANNER_READS_ENVIRONMENT} imports os"]
 

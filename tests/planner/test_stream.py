@@ -236,15 +236,14 @@ def test_the_report_adds_up_the_simulations_of_its_plans() -> None:
     report = simulate(stream, sync="microbatch", pp=2)
     trainer = Trainer(sync="microbatch", pp=2)
     strategy = stream.frozen_strategy
-    unit = costs.unit_of(strategy.cost)
     for step, drawn in enumerate(stream.draws()):
         plan = place(drawn.draw, strategy, stream.batching, stream.topology, {})
-        done = trainer.run(plan.loads)
+        done = trainer.run(plan.loads * plan.unit)
         placed = report.placed["assignment"]
-        assert placed.step_time_T[step] == done.step_time * unit
-        assert placed.bubble_T[step] == done.bubble * unit
+        assert placed.step_time_T[step] == done.step_time
+        assert placed.bubble_T[step] == done.bubble
         assert placed.imbalance_T[step] == plan.imbalance
-        assert report.ideal_T[step] == done.ideal * unit
+        assert report.ideal_T[step] == done.ideal
         assert report.tokens_T[step] == drawn.draw.table["tokens"].sum()
     total = report.placed["assignment"].step_time_T.sum()
     assert report.throughput() == pytest.approx(report.tokens_T.sum() / total)
@@ -306,7 +305,7 @@ def test_plans_are_simulated_as_they_are() -> None:
     assert simulate(table_plan).step_time == table_plan.loads.sum(axis=1).max()
     stream = two_laws()
     plan = place(next(stream.draws()).draw, stream.frozen_strategy, PACKED, stream.topology, {})
-    assert simulate(plan, sync="microbatch").step_time == plan.loads.max(axis=0).sum()
+    assert simulate(plan, sync="microbatch").step_time == plan.times.max(axis=0).sum()
     assert simulate(plan, pp=2).trainer.pp == 2
 
 
@@ -418,3 +417,33 @@ def test_unknown_ways_of_placing_are_named() -> None:
 def test_what_is_neither_plan_nor_stream_is_named() -> None:
     with pytest.raises(ConfigError, match="a plan or a Stream"):
         simulate(DGraph(["a"]))  # type: ignore[call-overload]
+
+
+def test_encoders_and_uneven_speeds_take_their_time() -> None:
+    columns = {"tokens": [8, 8, 8, 8], "image": [[6], [1, 1], [], []]}
+    graph = DGraph.from_metadata(columns, ClientPlaceTree(dp=2))
+    plan = graph.balance(equal_counts=False, speeds={1: 0.5}).plan()
+    # A cost of 32 at a speed of 1.5 in all; bucket 0 takes three of four documents.
+    assert simulate(plan).ideal == pytest.approx(32 / 1.5)
+    assert simulate(plan).step_time == 24
+    graph.select("image").cost(costs.Tokens())
+    encoded = simulate(graph.plan())
+    assert encoded.step_time == 24 + 6
+    assert encoded.ideal == pytest.approx(32 / 1.5 + 4)
+    assert encoded.imbalance == pytest.approx(24 + 6 - 32 / 1.5 - 4)
+
+
+def test_a_stream_of_images_counts_the_encoder() -> None:
+    def strategy(graph: DGraph) -> None:
+        graph.mix(weights).select("image").cost(costs.Tokens())
+
+    sources, weights = mix("vl", 4096)
+    batching = Packed(4096, 64, max_documents=1)
+    options: dict[str, Any] = {"topology": ClientPlaceTree(dp=4, tp=2), "batching": batching}
+    plain = Stream(sources, strategy=lambda graph: graph.mix(weights), steps=3, **options)
+    encoding = Stream(sources, strategy=strategy, steps=3, **options)
+    report, without = simulate(encoding), simulate(plain)
+    images = [d.draw.table.ragged["image"].lengths_I.sum() / 8 for d in encoding.draws()]
+    np.testing.assert_allclose(report.ideal_T - without.ideal_T, images)
+    assert (report.bound_T * (1 - 1e-12) <= report.placed["assignment"].step_time_T).all()
+    assert (report.bound_T > without.bound_T).all()
