@@ -76,6 +76,8 @@ def test_earlier_lives_are_ignored(
         record = record_of(cluster, name)
         loaders = [connect(service, rank) for rank in range(2)]
         begun = Ranks([partial(take, loader, 3) for loader in loaders]).results()
+        # Then the planner waits in a call, which is answered when nobody is there to listen.
+        assert wait_until(lambda: record.next_step - record.low[0] > md.Limits().lead_steps, WAIT_S)
         before = owners(record)
         pids = client.run(os.getpid)
         victims = {before["planner"].address, before["constructor 0"].address}
