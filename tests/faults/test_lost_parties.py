@@ -63,8 +63,8 @@ def test_a_trainer_that_is_killed_frees_its_rank(
             for number in range(3):
                 if number:
                     trainer.say()
-                due = [int(word) for word in trainer.wait_for("batch").split()[1:]]
-            assert wait_until(lambda: service.stats()["watermarks"]["0"] == due, WAIT_S)
+                due = tuple(map(int, trainer.wait_for("batch").split()[1:]))
+            assert wait_until(lambda: tuple(service.stats()["watermarks"]["0"]) == due, WAIT_S)
             trainer.kill()
             assert wait_until(lambda: "0" not in service.stats()["trainers"], WAIT_S)
         assert run(service, drain, ranks=[0]) == [whole[0][2:]]
