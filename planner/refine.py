@@ -144,9 +144,11 @@ class Exchange:
 
     def costs(self, unit_X: Ints, group_X: Ints) -> Ints:
         """Return (..., P) the cost of units in groups."""
+        if self.transfer_UF is None:
+            return np.asarray(self.cost_UP[unit_X])
+        unit_X, group_X = np.broadcast_arrays(unit_X, group_X)
         cost_XP = self.cost_UP[unit_X]
-        if self.transfer_UF is not None:
-            cost_XP[..., 0] += self.transfer_UF[unit_X, group_X]
+        cost_XP[..., 0] += self.transfer_UF[unit_X, group_X]
         return np.asarray(cost_XP)
 
     def times(self, load_XP: Ints, group_X: Ints) -> Ints:

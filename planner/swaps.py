@@ -136,6 +136,7 @@ class _Swaps:
         score_F = self._scores(groups.time_FP, self.problem_F)
         excess_F = score_F - 1
         worst_F = np.repeat(excess_F.reshape(groups.shape).max(axis=1), groups.shape[1])
+        excess_F[groups.count_F == 0] = -1.0
         slow = np.flatnonzero(excess_F > np.maximum(worst_F * _SLOW, 2.0**-EVEN_BITS))
         if not len(slow):
             return False
