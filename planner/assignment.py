@@ -191,7 +191,9 @@ def _exchange(groups: Exchange, rounds: int) -> Ints:
     if groups.room is not None:
         return groups.room.bin_U
     if groups.shape[0] == 1:
-        groups.repartition(rounds // 8)
+        groups.repartition(rounds // 4)
+        if groups.cost_UP.shape[1] > 1:  # which leaves swaps between other groups to be found
+            swap(groups, 2 * rounds)
     return groups.group_U
 
 

@@ -31,7 +31,6 @@ _SORT_EVERY = 4  # rounds: with several parts, each order has other neighbours
 _PLACES = 8  # units of a slow group that are looked at, at least
 _CURVE_BITS = 12  # of a cost, in units of the largest
 _TINY = np.finfo(np.float64).tiny
-_SLOW = 0.25  # groups count as slow from this share of the excess of the slowest one on
 _PATIENCE = 12  # rounds without gain after which there is none to be expected
 
 
@@ -134,10 +133,7 @@ class _Swaps:
         """Look for swaps and make them; return whether another round could find any."""
         groups, draw_F = self.groups, scramble(number, len(self.problem_F))
         score_F = self._scores(groups.time_FP, self.problem_F)
-        excess_F = score_F - 1
-        worst_F = np.repeat(excess_F.reshape(groups.shape).max(axis=1), groups.shape[1])
-        excess_F[groups.count_F == 0] = -1.0
-        slow = np.flatnonzero(excess_F > np.maximum(worst_F * _SLOW, 2.0**-EVEN_BITS))
+        slow = np.flatnonzero((score_F > 1 + 2.0**-EVEN_BITS) & (groups.count_F > 0))
         if not len(slow):
             return False
         slow = slow[np.argsort(-score_F[slow], kind="stable")]
