@@ -15,16 +15,15 @@ from megadask.planner.bound import floors
 from megadask.planner.dealing import spread
 from megadask.planner.differencing import karmarkar_karp
 from megadask.planner.fitting import fill_empty
+from megadask.planner.microbatches import common_profile, heaviest_first, slowest_microbatches
 from megadask.planner.placing import arrival, longest_first, regroup, whole_packs
 from megadask.planner.problem import (
     Ints,
     Problem,
     Sync,
-    bucket_loads,
     placed_costs,
     slowest,
     sums,
-    times,
 )
 from megadask.planner.refine import Exchange, Room
 from megadask.planner.swaps import swap
@@ -52,12 +51,7 @@ def _refined(problem: Problem, rounds: int) -> Ints:
     if problem.num_items and rounds:
         refine = _refine_free if problem.capacity is None else _refine_packed
         bin_N = refine(problem, bin_N, rounds)
-    return _heaviest_first(problem, bin_N)
-
-
-def _slowest_microbatches(problem: Problem, bin_N: Ints) -> int:
-    time_BMP = times(problem, _heaviest_first(problem, bin_N))
-    return int(time_BMP.max(axis=0).sum())
+    return heaviest_first(problem, bin_N)
 
 
 def _refine_free(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
@@ -82,19 +76,26 @@ def _refine_free(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
     cost_NP = placed_costs(problem, bucket_N)
     cost_N = cost_NP.sum(axis=1)
     most = problem.num_items if problem.max_items is None else problem.max_items
-    micro_N = spread(bucket_N, cost_N, problem.num_microbatches, most=problem.num_packs * most)
-    micros = Exchange(
-        cost_NP,
-        micro_N,
-        (problem.num_buckets, problem.num_microbatches),
-        least=_least_of_microbatches(problem, micro_N * problem.num_packs),
-        most=problem.num_packs * most,
-    )
-    _exchange(micros, rounds // 2)
-    ways = [
-        spread(some_N, cost_N, problem.num_packs, most=most) for some_N in (micro_N, micros.group_U)
-    ]
-    return min(ways, key=lambda way_N: _slowest_microbatches(problem, way_N))
+    shape = (problem.num_buckets, problem.num_microbatches)
+    ways = []
+    for base_BM in (np.zeros(shape, np.int64), common_profile(problem, bucket_N, cost_N)):
+        if ways and not base_BM.any():
+            break
+        micro_N = spread(bucket_N, cost_N, shape[1], most=problem.num_packs * most, base_GW=base_BM)
+        micros = Exchange(
+            cost_NP if not ways else cost_N[:, None],
+            micro_N,
+            shape,
+            least=_least_of_microbatches(problem, micro_N * problem.num_packs),
+            most=problem.num_packs * most,
+            base_FP=base_BM.reshape(-1, 1),
+        )
+        _exchange(micros, rounds // 2)
+        ways += [
+            spread(some_N, cost_N, problem.num_packs, most=most)
+            for some_N in (micro_N, micros.group_U)
+        ]
+    return min(ways, key=lambda way_N: slowest_microbatches(problem, way_N))
 
 
 def _refine_packed(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
@@ -153,7 +154,7 @@ def _refine_packed(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
         room=_room(problem, bin_N, shape[0] * shape[1]),
     )
     ways.append(fill_empty(problem, _exchange(micros, rounds // 2)))
-    return min(ways, key=lambda way_N: _slowest_microbatches(problem, way_N))
+    return min(ways, key=lambda way_N: slowest_microbatches(problem, way_N))
 
 
 def _even_out_groups(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
@@ -190,7 +191,9 @@ def _exchange(groups: Exchange, rounds: int) -> Ints:
     if groups.room is not None:
         return groups.room.bin_U
     if groups.shape[0] == 1:
-        groups.repartition(rounds // 8)
+        groups.repartition(rounds // 4)
+        if groups.cost_UP.shape[1] > 1:  # which leaves swaps between other groups to be found
+            swap(groups, 2 * rounds)
     return groups.group_U
 
 
@@ -225,13 +228,3 @@ def _least_of_microbatches(problem: Problem, bin_N: Ints) -> Ints:
     return np.repeat(
         (count_B >= problem.num_microbatches).astype(np.int64), problem.num_microbatches
     )
-
-
-def _heaviest_first(problem: Problem, bin_N: Ints) -> Ints:
-    """Renumber the microbatches of every bucket by falling load, so that like meets like."""
-    load_BM = bucket_loads(problem, bin_N).sum(axis=2)
-    rank_BM = (-load_BM).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
-    bucket_N = bin_N // problem.packs_per_bucket
-    rank_N = rank_BM.reshape(-1)[bin_N // problem.num_packs]
-    micro_N = bucket_N * problem.num_microbatches + rank_N
-    return np.asarray(micro_N * problem.num_packs + bin_N % problem.num_packs)

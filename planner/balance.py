@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from megadask.planner.assignment import assignment
 from megadask.planner.bound import imbalance, lower_bound
 from megadask.planner.differencing import karmarkar_karp
 from megadask.planner.errors import ConfigError
+from megadask.planner.microbatches import heaviest_first
 from megadask.planner.placing import arrival, longest_first
 from megadask.planner.problem import Ints, Problem, Sync, bucket_loads, check, slowest
 
@@ -43,6 +46,9 @@ def balance(problem: Problem, method: Method = "assignment", **options: Any) -> 
         places the costliest first, each where the load is the least. ``"karmarkar_karp"`` sets
         the costliest apart by differencing. ``"assignment"`` takes the best of these and refines it
         by linear assignment and swaps; by `slowest` it is never worse than any of the others.
+        All but "none" look at the items by falling cost and size, ties by index: permuting items
+        permutes the placement, but for items that are alike. (With transfers, ties may differ in
+        these; and "assignment" is "none" where that is better.)
     **options
         ``rounds=`` of "assignment": how often it exchanges items, 64 unless given.
 
@@ -59,7 +65,8 @@ def balance(problem: Problem, method: Method = "assignment", **options: Any) -> 
         No placement was found. With `start_N` there always is one.
     """
     check_options(method, options)
-    bin_N = _METHODS[method][0](problem, **options)
+    place = _METHODS[method][0]
+    bin_N = place(problem, **options) if method == "none" else _in_order(problem, method, options)
     check(problem, bin_N, f"balance({method!r})")
     return bin_N
 
@@ -77,6 +84,20 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"balance({method!r}, {name}=)", got=repr(value), limit="an integer >= 0"
             )
+
+
+def _in_order(problem: Problem, method: str, options: Mapping[str, Any]) -> Ints:
+    """Place the items in an order of their own, so that the order they came in does not count."""
+    keys = [-cost_N for cost_N in problem.cost_NP.T[::-1]]
+    if problem.size_N is not None:
+        keys.insert(0, -problem.size_N)
+    order = np.lexsort(keys)
+    bin_N = np.empty_like(order)
+    bin_N[order] = _METHODS[method][0](problem.take(order), **options)
+    if method == "assignment":
+        arrived_N = heaviest_first(problem, arrival(problem.reduced()))
+        bin_N = min(bin_N, arrived_N, key=lambda way_N: slowest(problem, way_N))
+    return bin_N
 
 
 _METHODS: dict[str, tuple[Callable[..., Ints], frozenset[str]]] = {

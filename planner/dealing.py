@@ -22,11 +22,13 @@ def spread_out(problem: Problem, bucket_N: Ints, weight_N: Ints) -> Ints:
     return spread(micro_N, weight_N, problem.num_packs, most=most)
 
 
-def spread(group_N: Ints, weight_N: Ints, ways: int, *, most: int, even: bool = False) -> Ints:
+def spread(
+    group_N: Ints, weight_N: Ints, ways: int, *, most: int, base_GW: Ints | None = None
+) -> Ints:
     """Deal the items of every group to ``ways`` parts of it, the heaviest first.
 
-    No part is empty if the group has enough items. A part takes at most ``most``; with ``even``,
-    numbers of items of any two parts of a group differ by at most one.
+    No part is empty if the group has enough items, and a part takes at most ``most``. ``base_GW``
+    is what the parts of each group weigh before.
     Returns (N,) the flat part: group * ways + part.
     """
     if ways == 1 or not len(group_N):
@@ -36,41 +38,33 @@ def spread(group_N: Ints, weight_N: Ints, ways: int, *, most: int, even: bool = 
     counts = np.diff(np.append(starts, len(order)))
     part_N = np.empty_like(group_N)
     if len(starts) > _FEW:
-        part_N[order] = _deal_at_once(weight_N[order], starts, counts, ways, most, even)
+        some = group_N[order[starts]]
+        load_FW = np.zeros((len(some), ways), np.int64) if base_GW is None else base_GW[some]
+        part_N[order] = _deal_at_once(weight_N[order], starts, counts, load_FW, most)
     else:
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
             some = order[start : start + count]
-            least, extras = 1 if count >= ways else 0, 0
-            if even:
-                (most, extras), least = divmod(count, ways), count // ways
+            base = None if base_GW is None else base_GW[group_N[some[0]]].tolist()
             part_N[some] = deal(
-                weight_N[some].tolist(), ways, least=least, most=most, extras=extras
+                weight_N[some].tolist(), ways, least=int(count >= ways), most=most, base=base
             )
     return group_N * ways + part_N
 
 
-def _deal_at_once(
-    weight_N: Ints, starts: Ints, counts: Ints, ways: int, most: int, even: bool
-) -> Ints:
+def _deal_at_once(weight_N: Ints, starts: Ints, counts: Ints, load_FW: Ints, most: int) -> Ints:
     """Return (N,) the part of every item, as `deal` does for each group: all groups step by step.
 
     Items are sorted by group, groups start at ``starts`` (F,) and have ``counts`` (F,) items.
+    Changes ``load_FW``.
     """
-    load_FW = np.zeros((len(starts), ways), np.int64)
     count_FW = np.zeros_like(load_FW)
-    most_F, extras_F = np.full_like(counts, most), np.zeros_like(counts)
-    least_F = (counts >= ways).astype(np.int64)
-    if even:
-        most_F, extras_F = np.divmod(counts, ways)
-        least_F = most_F.copy()
-    lacking_F = least_F * ways
+    least_F = (counts >= load_FW.shape[1]).astype(np.int64)
+    lacking_F = least_F * load_FW.shape[1]
     part_N = np.empty(len(weight_N), np.int64)
     for step in range(int(counts.max())):
         some = np.flatnonzero(counts > step)
         number_SW, left_S = count_FW[some], counts[some] - step
-        limit_S = np.where(
-            left_S == lacking_F[some], least_F[some], most_F[some] + (extras_F[some] > 0)
-        )
+        limit_S = np.where(left_S == lacking_F[some], 1, most)
         item_S = starts[some] + step
         free_S = weight_N[item_S] == 0
         load_SW = np.where(free_S[:, None], number_SW, load_FW[some])
@@ -78,20 +72,27 @@ def _deal_at_once(
         part_N[item_S] = part_S
         number_S = count_FW[some, part_S]
         lacking_F[some] -= number_S < least_F[some]
-        extras_F[some] -= number_S == most_F[some]
         load_FW[some, part_S] += weight_N[item_S]
         count_FW[some, part_S] += 1
     return part_N
 
 
 def deal(
-    weight: list[int], num_groups: int, *, least: int = 0, most: int, extras: int = 0
+    weight: list[int],
+    num_groups: int,
+    *,
+    least: int = 0,
+    most: int,
+    extras: int = 0,
+    base: list[int] | None = None,
 ) -> list[int]:
     """Give each item in turn to the lightest group; items of no weight come last and even counts.
 
     A group gets at least ``least`` items and at most ``most``; ``extras`` groups get one more.
+    ``base`` is what groups weigh before.
     """
-    heap = [(0, group, 0) for group in range(num_groups)]
+    heap = [(load, group, 0) for group, load in enumerate(base or [0] * num_groups)]
+    heapq.heapify(heap)
     groups, lacking, weighty = [], num_groups * least, True
     for left, value in zip(range(len(weight), 0, -1), weight, strict=True):
         if left == lacking:  # from here on, only groups below their least

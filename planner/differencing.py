@@ -78,21 +78,20 @@ def _free_counts(cost_N: Ints, num_groups: int) -> Ints:
     at = 0
     while at < len(cost) or heap:
         spread = mine[0][-1] - mine[0][0]
+        if heap and -heap[0][0] > spread:  # mine is the one of the largest spread
+            mine = heapq.heapreplace(heap, (-spread, at, mine))[2]
+            spread = mine[0][-1] - mine[0][0]
         rival = -heap[0][0] if heap else -1
-        item, following = (*cost[at : at + 2], -1, -1)[:2]
         # Items that were not merged yet count as partial placements whose spread is their cost.
-        if following > spread and following >= rival:
+        item, following = (*cost[at : at + 2], -1, -1)[:2]
+        if following > spread:
             heapq.heappush(heap, (-spread, at, mine))
             mine = ([0] * num_groups, [-1] * num_groups)
+        if item >= rival:
             _add(mine, item, items[at], parent)
             at += 1
-        elif item >= rival and spread >= rival:
-            _add(mine, item, items[at], parent)
-            at += 1
-        elif spread >= item and rival >= item:
-            _merge(mine, heapq.heappop(heap)[2], parent)
         else:
-            mine = heapq.heapreplace(heap, (-spread, at, mine))[2]
+            _merge(mine, heapq.heappop(heap)[2], parent)
     return _groups(mine[1], parent)
 
 

@@ -43,7 +43,7 @@ def fit(problem: Problem, order: Ints, weight_N: Ints) -> Ints | None:
     (most, extras), lacking = problem.quota, least * problem.num_buckets
     slow_B = problem.slow_B
     slow = [1] * problem.num_buckets if slow_B is None else slow_B.tolist()
-    free = [problem.capacity or 0] * problem.num_bins
+    free = [problem.capacity or 0] * problem.num_bins  # -1 where there is no spot
     spots = [problem.max_items or problem.num_items] * problem.num_bins
     room = free[: problem.num_buckets]  # of the roomiest pack of each bucket
     count = [0] * problem.num_buckets
@@ -57,7 +57,7 @@ def fit(problem: Problem, order: Ints, weight_N: Ints) -> Ints | None:
         while waiting and -waiting[0][0] >= size[item]:
             heapq.heappush(heap, heapq.heappop(waiting)[1:])
         while heap:
-            load, bucket = heap[0]
+            bucket = heap[0][1]
             if count[bucket] >= most + (extras > 0):
                 heapq.heappop(heap)  # for good: the most never grows
             elif room[bucket] < size[item]:
@@ -67,24 +67,23 @@ def fit(problem: Problem, order: Ints, weight_N: Ints) -> Ints | None:
         else:
             return None
         first = bucket * packs_per_bucket
-        if packs_per_bucket == 1:
-            pack = first
-        else:
-            _, _, pack = min(
-                (micro_weight[pack // num_packs], free[pack], pack)
-                for pack in range(first, first + packs_per_bucket)
-                if free[pack] >= size[item] and spots[pack]
-            )
+        pack, lightest = -1, 0
+        for other in range(first, first + packs_per_bucket):
+            if free[other] >= size[item]:
+                load = micro_weight[other // num_packs]
+                if pack < 0 or (load, free[other]) < (lightest, free[pack]):
+                    pack, lightest = other, load
         bin_N[item] = pack
-        free[pack] -= size[item]
+        before = free[pack]
         spots[pack] -= 1
-        packs = range(first, first + packs_per_bucket)
-        room[bucket] = max((free[pack] for pack in packs if spots[pack]), default=-1)
+        free[pack] = before - size[item] if spots[pack] else -1
+        if before == room[bucket]:
+            room[bucket] = max(free[first : first + packs_per_bucket])
         micro_weight[pack // num_packs] += weight[item]
         lacking -= count[bucket] < least
         extras -= count[bucket] == most
         count[bucket] += 1
-        heapq.heapreplace(heap, (load + weight[item] * slow[bucket], bucket))
+        heapq.heapreplace(heap, (heap[0][0] + weight[item] * slow[bucket], bucket))
     return bin_N
 
 

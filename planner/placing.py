@@ -80,7 +80,8 @@ def evenly(problem: Problem) -> Ints:
         window_B = window_B[load_PB[0, window_B] < np.inf]
         if not len(window_B):
             continue
-        block = order[number : number + max(1, len(window_B) // _BLOCK)]
+        at_once = 1 if problem.transfer_NB is not None else max(1, len(window_B) // _BLOCK)
+        block = order[number : number + at_once]
         price_XB = _prices(problem, scale_P, share_NP[block], block, load_PB, window_B)
         for item, price_B in zip(block.tolist(), price_XB, strict=True):
             if len(order) - number == lacking:

@@ -165,6 +165,16 @@ class Problem:
             return self
         return replace(self, cost_NP=self.cost_NP.sum(axis=1, keepdims=True), sync="part")
 
+    def take(self, item_N: Ints) -> Problem:
+        """Return the problem of these items, each of them once, in this order."""
+        return replace(
+            self,
+            cost_NP=self.cost_NP[item_N],
+            size_N=None if self.size_N is None else self.size_N[item_N],
+            start_N=None if self.start_N is None else self.start_N[item_N],
+            transfer_NB=None if self.transfer_NB is None else self.transfer_NB[item_N],
+        )
+
     def _check_room(self) -> None:
         if self.max_items is not None and self.num_items > self.num_bins * self.max_items:
             raise PlanError(

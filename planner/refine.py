@@ -85,6 +85,8 @@ class Exchange:
         (F,) time of a unit of cost in each group; None: 1.
     transfer_UF
         (U, F) what a unit costs more in a group, in the first part; None: nothing.
+    base_FP
+        (F, P) load that groups have apart from their units; None: nothing.
     floor_RP
         (R, P) a time that the slowest group of a problem cannot beat; None: the even time, or that
         of the largest unit.
@@ -102,6 +104,7 @@ class Exchange:
         slow_F: Ints | None = None,
         transfer_UF: Ints | None = None,
         floor_RP: Ints | None = None,
+        base_FP: Ints | None = None,
     ) -> None:
         self.none = len(cost_UP)  # stands for an empty place, and costs nothing
         self.cost_UP = np.vstack([cost_UP, np.zeros_like(cost_UP[:1])])
@@ -121,6 +124,9 @@ class Exchange:
         )
         self.unit_FK = np.full((num_groups, self.most), self.none)
         self.unit_FK[group_U[order], place] = order
+        self.base_FP = np.zeros((num_groups, cost_UP.shape[1]), np.int64)
+        if base_FP is not None:
+            self.base_FP += base_FP
         self.load_FP = self._loads()
         self.floor_RP = self._floors() if floor_RP is None else floor_RP
 
@@ -138,9 +144,11 @@ class Exchange:
 
     def costs(self, unit_X: Ints, group_X: Ints) -> Ints:
         """Return (..., P) the cost of units in groups."""
+        if self.transfer_UF is None:
+            return np.asarray(self.cost_UP[unit_X])
+        unit_X, group_X = np.broadcast_arrays(unit_X, group_X)
         cost_XP = self.cost_UP[unit_X]
-        if self.transfer_UF is not None:
-            cost_XP[..., 0] += self.transfer_UF[unit_X, group_X]
+        cost_XP[..., 0] += self.transfer_UF[unit_X, group_X]
         return np.asarray(cost_XP)
 
     def times(self, load_XP: Ints, group_X: Ints) -> Ints:
@@ -149,20 +157,21 @@ class Exchange:
 
     def _loads(self) -> Ints:
         groups = np.arange(len(self.unit_FK))[:, None]
-        return np.asarray(self.costs(self.unit_FK, groups).sum(axis=1))
+        return np.asarray(self.costs(self.unit_FK, groups).sum(axis=1) + self.base_FP)
 
     def _floors(self) -> Ints:
         """(R, P) no slowest group beats the even time, nor that of the largest unit alone."""
         (num_problems, num_groups), num_parts = self.shape, self.cost_UP.shape[1]
         cost_RXP = self.cost_UP[self.unit_FK].reshape(num_problems, -1, num_parts)
         total_RP, floor_RP = cost_RXP.sum(axis=1), cost_RXP.max(axis=1)
+        total_RP += self.base_FP.reshape(num_problems, num_groups, -1).sum(axis=1)
         if self.slow_F is None:
-            return np.maximum(total_RP // num_groups, floor_RP)
+            return np.asarray(np.maximum(total_RP // num_groups, floor_RP))
         for problem, slow_G in enumerate(self.slow_F.reshape(self.shape)):
             speed = math.fsum(1 / slow for slow in slow_G.tolist())
             even_P = (total_RP[problem] / speed).astype(np.int64)
             floor_RP[problem] = np.maximum(even_P, floor_RP[problem] * slow_G.min())
-        return floor_RP
+        return np.asarray(floor_RP)
 
     def snapshot(self) -> tuple[Ints, Ints, Ints, Room | None]:
         """Return a copy of where all units are, for `restore`."""
@@ -321,7 +330,8 @@ class Exchange:
             units = both_X[side_V[both_X] == side]
             self.unit_FK[group, : len(units)] = units
             self.count_F[group] = len(units)
-            self.load_FP[group] = self.costs(units, np.full_like(units, group)).sum(axis=0)
+            unit_XP = self.costs(units, np.full_like(units, group))
+            self.load_FP[group] = self.base_FP[group] + unit_XP.sum(axis=0)
         return True
 
 

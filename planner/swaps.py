@@ -22,13 +22,15 @@ from megadask.planner.refine import EVEN_BITS, Exchange, Ints, scramble
 
 Floats = NDArray[np.float64]
 
-_NEAR = 8  # neighbours on either side that are all tried
+_NEAR = (8, 32, 128)  # neighbours on either side that are all tried, by how many slow groups
 _TARGETS = 3  # groups that a unit may move to
-_LEAST_LOOKS = 1 << 15  # candidates of one round; more for many units
+_LEAST_LOOKS = 1 << 14  # candidates of one round; more for many units
 _LOOKS_PER_UNIT = 4
+_MOST_LOOKS = 1 << 18
 _SORT_EVERY = 4  # rounds: with several parts, each order has other neighbours
 _PLACES = 8  # units of a slow group that are looked at, at least
-_CURVE_BITS = 14  # of a cost, in units of what the slowest group needs
+_CURVE_BITS = 12  # of a cost, in units of the largest
+_TINY = np.finfo(np.float64).tiny
 _PATIENCE = 12  # rounds without gain after which there is none to be expected
 
 
@@ -73,9 +75,9 @@ class _Swaps:
         self.cost_PV[:, :-1] = groups.cost_UP[:-1].T * scale_PU
         self.count_R = np.bincount(self.problem_U, minlength=num_problems)
         self.first_R = np.cumsum(self.count_R) - self.count_R
-        steps = _steps(int(self.count_R.max()) // 2 + 1)
-        self.step_C = np.concatenate([steps, -steps])
-        self.looks = max(_LEAST_LOOKS, _LOOKS_PER_UNIT * groups.none)
+        most = int(self.count_R.max()) // 2 + 1
+        self.steps = [_steps(near, most) for near in _NEAR]
+        self.looks = min(max(_LEAST_LOOKS, _LOOKS_PER_UNIT * groups.none), _MOST_LOOKS)
         self._sort(0)
 
     def run(self, rounds: int) -> None:
@@ -104,14 +106,13 @@ class _Swaps:
         origin moves from one order to the next, so that other units are cut apart.
         """
         num_parts = len(self.cost_PV)
-        bits = min(_CURVE_BITS, 62 // num_parts - 2)
+        bits = min(_CURVE_BITS, 62 // num_parts - 1)
         shift_P = scramble(number, num_parts) >> (62 - bits)
         key_U = np.zeros(self.groups.none, np.int64)
         for part, cost_V in enumerate(self.cost_PV):
-            cell_U = (
-                np.rint(np.minimum(cost_V[:-1], 2.0) * 2**bits).astype(np.int64) + shift_P[part]
-            )
-            for bit in range(bits + 2 if num_parts > 1 else 0):
+            cell_U = np.rint(cost_V[:-1] / max(cost_V.max(), _TINY) * 2**bits).astype(np.int64)
+            cell_U += shift_P[part]
+            for bit in range(bits + 1 if num_parts > 1 else 0):
                 key_U |= ((cell_U >> bit) & 1) << (bit * num_parts + part)
         if num_parts == 1:
             key_U = self.groups.cost_UP[:-1, 0]
@@ -132,19 +133,24 @@ class _Swaps:
         """Look for swaps and make them; return whether another round could find any."""
         groups, draw_F = self.groups, scramble(number, len(self.problem_F))
         score_F = self._scores(groups.time_FP, self.problem_F)
-        slow = np.flatnonzero(score_F > 1 + 2.0**-EVEN_BITS)
+        slow = np.flatnonzero((score_F > 1 + 2.0**-EVEN_BITS) & (groups.count_F > 0))
+        if not len(slow):
+            return False
         slow = slow[np.argsort(-score_F[slow], kind="stable")]
-        tries = len(self.step_C) + _TARGETS
-        places = min(_PLACES, int(groups.count_F.max()))
-        most = max(2, self.looks // (tries * places))
+        step_C, most_places = self.steps[0], int(groups.count_F.max())
+        most = max(2, self.looks // ((len(step_C) + _TARGETS) * min(_PLACES, most_places)))
         rest = slow[most - most // 2 :]
         rest = rest[np.argsort(draw_F[rest], kind="stable")]
         group_H = np.append(slow[: most - most // 2], rest[: most // 2])
-        places = min(int(groups.count_F.max()), max(1, self.looks // (tries * len(group_H))))
+        for farther_C in self.steps[1:]:  # the fewer slow groups, the farther each looks
+            if (len(farther_C) + _TARGETS) * len(group_H) * most_places <= self.looks:
+                step_C = farther_C
+        tries = len(step_C) + _TARGETS
+        places = min(most_places, max(1, self.looks // (tries * len(group_H))))
         place_HK = (draw_F[group_H, None] + np.arange(places)) % groups.count_F[group_H, None]
         unit_HK = groups.unit_FK[group_H[:, None], place_HK]
         offers = self._offers()
-        offer_HKC = self._offered(group_H, unit_HK, score_F)
+        offer_HKC = self._offered(group_H, unit_HK, step_C, score_F)
         score_HKC = self._scored(group_H, unit_HK, offer_HKC, offers)
         self._forbid(group_H, unit_HK, offer_HKC, offers, score_HKC)
         best_H = score_HKC.reshape(len(group_H), -1).argmin(axis=1)
@@ -154,7 +160,7 @@ class _Swaps:
         unit_X = unit_HK[found, place[found]]
         to_X, back_X = offers.group_O[offer_X], offers.unit_O[offer_X]
         made = self._make(group_H[found], unit_X, to_X, back_X, score_F)
-        all_seen = len(group_H) == len(slow) and places == groups.count_F.max()
+        all_seen = len(group_H) == len(slow) and places == most_places
         return made or not all_seen or len(self.cost_PV) > 1
 
     def _offers(self) -> _Offers:
@@ -174,12 +180,12 @@ class _Swaps:
             hole_O=hole_O,
         )
 
-    def _offered(self, group_H: Ints, unit_HK: Ints, score_F: Floats) -> Ints:
+    def _offered(self, group_H: Ints, unit_HK: Ints, step_C: Ints, score_F: Floats) -> Ints:
         """(H, K, C) offers for each unit: those like it, and then no unit of quick groups."""
         num_groups, problem_H = self.groups.shape[1], self.problem_F[group_H]
         first = self.first_R[problem_H, None, None]
         last = first + self.count_R[problem_H, None, None] - 1
-        like_HKC = np.clip(self.rank_U[unit_HK][:, :, None] + self.step_C, first, last)
+        like_HKC = np.clip(self.rank_U[unit_HK][:, :, None] + step_C, first, last)
         quick_RG = score_F.reshape(-1, num_groups).argsort(axis=1, kind="stable")
         turn_HT = np.arange(len(group_H))[:, None] * _TARGETS + np.arange(_TARGETS)
         quick_HT = quick_RG[problem_H[:, None], turn_HT % max(1, num_groups // 2)]
@@ -217,7 +223,7 @@ class _Swaps:
             else:
                 np.maximum(score_HKC, from_load, out=score_HKC)
         assert score_HKC is not None
-        return score_HKC
+        return np.asarray(score_HKC)
 
     def _forbid(
         self, group_H: Ints, unit_HK: Ints, offer_HKC: Ints, offers: _Offers, score_HKC: Floats
@@ -276,9 +282,10 @@ class _Swaps:
         self.group_V[unit_X], self.place_V[unit_X] = group_X, place_X
 
 
-def _steps(most: int) -> Ints:
-    """Return rising distances in an order: all near ones, then fewer and fewer, up to ``most``."""
-    steps = list(range(1, _NEAR + 1))
+def _steps(near: int, most: int) -> Ints:
+    """Return distances in an order, both ways: all near ones, then fewer and fewer to ``most``."""
+    steps = list(range(1, near + 1))
     while steps[-1] * 2 <= most:
         steps += [steps[-1] * 3 // 2, steps[-1] * 2]
-    return np.array([step for step in steps if step <= most] or [1])
+    step_C = np.array([step for step in steps if step <= most] or [1])
+    return np.concatenate([step_C, -step_C])
