@@ -2,6 +2,36 @@
 
 Pure: numpy, scipy and pyarrow, but no Dask, no IO, no clock and no global state. Names are loaded
 when they are first used.
+
+Declaring
+  graph.py, recorder.py  the primitives; strategy.py, what they record
+  topology.py            the mesh of the trainers; meshtree.py shows it, mesh.py checks it
+  schedule.py            values by step; weights.py, shares of sources
+  batching.py            how samples become batches
+  costs.py, measured.py  what a span costs, by formula or fitted to times (fitview.py shows the fit)
+  lengths.py             laws of lengths to try things on
+
+Drawing: what a step consists of
+  draw.py                one step; window.py, lines.py and supply.py give it spans
+  mixture.py             whose turn it is; deferral.py, what waits; drift.py, what that changes
+  packing.py             proves that the spans fit; behind.py, the state behind a step; state.py
+
+Placing: where it goes
+  place.py               the spans of a drawn step; cp.py, slices; routing.py, items of a modality
+  problem.py, bound.py   the balancing problem, and how good a solution can be
+  balance.py             the methods: placing.py, dealing.py, fitting.py (cheap ones),
+                         differencing.py (Karmarkar-Karp), assignment.py with refine.py, swaps.py
+                         and microbatches.py
+  hybrid.py              long documents over several context-parallel ranks
+
+Plans
+  plan.py, tableplan.py  of a drawn step, of a table; views.py, plots.py, lineage.py look at them
+  simulation.py          a step on an idealised trainer; pipelining.py, stream.py, simulating.py,
+                         stream_report.py, streams of steps
+
+Records
+  ids.py, metadata.py    samples and their columns; columnar.py, digests.py, fingerprint.py
+  ledger.py, runs.py     the audit
 """
 
 from __future__ import annotations
