@@ -4,6 +4,9 @@ Sources take turns by the exact mixture; the source whose turn it is gives the f
 window that fits the canonical packing. The step is full when none fits. A span that was passed over
 for `DrawRules.patience` steps can no longer be passed over: the step ends instead, and the next one
 begins with it. So the mixture stays exact at every moment, and nothing starves.
+
+With `DrawRules.deferral`, spans that cost too much for the step wait too, but take up no room in
+the window. The step is drawn under the highest limit of costs that bears itself; see `deferral`.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from megadask.planner.lines import Known, Lines, Rows
 from megadask.planner.metadata import Metadata, concat
 from megadask.planner.mixture import Turns, settle
 from megadask.planner.packing import Packing
-from megadask.planner.state import NEVER, PlannerState, SourceState, with_since
+from megadask.planner.state import NEVER, PlannerState, SourceState, with_since, without_waits
 from megadask.planner.window import Columns, Window
 
 __all__ = ["Draw", "DrawRules", "Rows", "Starved", "draw", "is_before", "rows_after"]
@@ -51,6 +54,8 @@ class DrawRules:
     stop
         With finite epochs: end when the ``"first"`` source has ended; when ``"all"`` have, those
         that ended dropping out; or ``"repeat"`` those until all have ended.
+    deferral
+        Which spans wait because they cost too much for a step; None: none do.
     """
 
     batching: Packed
@@ -143,10 +148,10 @@ def draw(
     states, passed = go_behind(known, drawing.taken(step))
     return Draw(
         step=state.step,
-        table=known.table.take(step.rows()),
+        table=without_waits(known.table.take(step.rows())),
         canonical_pack_N=np.array(step.packs, np.int64),
         num_packs=step.num_packs,
-        passed=passed,
+        passed=without_waits(passed),
         state=replace(
             state,
             step=state.step + 1,

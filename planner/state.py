@@ -22,6 +22,9 @@ VERSION = 2
 #: ``since`` or ``held`` of a span that never was.
 NEVER = int(np.iinfo(np.int64).max)
 
+#: Columns of outstanding spans: the steps that first passed them over.
+WAITS = ("since", "held")
+
 #: A canonical place in a source: (epoch, position, lane, start); compares in canonical order.
 Cursor = tuple[int, int, int, int]
 
@@ -200,6 +203,12 @@ def with_since(table: Metadata, step: int) -> Metadata:
     return table.with_columns(since=since, held=held)
 
 
+def without_waits(table: Metadata) -> Metadata:
+    """Return a table without what tells how long its spans have waited."""
+    kept = {name: column for name, column in table.columns.items() if name not in WAITS}
+    return Metadata(kept, table.ragged)
+
+
 def table_to_json(table: Metadata) -> dict[str, Any]:
     """Return a table as plain lists and numbers; `table_from_json` inverts it."""
     data: dict[str, Any] = {name: column.tolist() for name, column in table.columns.items()}
@@ -210,7 +219,7 @@ def table_to_json(table: Metadata) -> dict[str, Any]:
 
 def table_from_json(data: Mapping[str, Any]) -> Metadata:
     """Invert `table_to_json`; columns that are not those of a span table become floats."""
-    dtypes = {**SPAN_COLUMNS, "since": "int64", "held": "int64"}
+    dtypes = {**SPAN_COLUMNS, **dict.fromkeys(WAITS, "int64")}
     columns = {
         name: np.asarray(values, dtypes.get(name, "float64"))
         for name, values in data.items()
@@ -226,13 +235,31 @@ def table_from_json(data: Mapping[str, Any]) -> Metadata:
     return Metadata(columns, items)
 
 
+def _narrow(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns of which those that hold one value say it once; `_widen` inverts it."""
+    narrow = dict(data)
+    for name, values in data.items():
+        # The position tells how many rows there are.
+        if name != "position" and ":" not in name and values.count(values[0]) == len(values):
+            narrow[name] = values[0]
+    return narrow
+
+
+def _widen(data: Mapping[str, Any]) -> dict[str, Any]:
+    num_rows = len(data["position"])
+    return {
+        name: values if isinstance(values, list) else [values] * num_rows
+        for name, values in data.items()
+    }
+
+
 def _source_to_dict(state: SourceState) -> dict[str, Any]:
     data: dict[str, Any] = {
         "cursor": list(state.cursor),
         "lanes": [[lane.position, lane.shard, lane.row] for lane in state.lanes],
     }
     if state.outstanding.num_rows:
-        data["outstanding"] = table_to_json(state.outstanding)
+        data["outstanding"] = _narrow(table_to_json(state.outstanding))
     if state.lengths:
         data["lengths"] = list(state.lengths)
     if state.ended:
@@ -251,5 +278,7 @@ def _source_from_dict(data: Mapping[str, Any]) -> SourceState:
         ended=data.get("ended", False),
     )
     return (
-        state if outstanding is None else replace(state, outstanding=table_from_json(outstanding))
+        state
+        if outstanding is None
+        else replace(state, outstanding=table_from_json(_widen(outstanding)))
     )

@@ -169,6 +169,10 @@ class Driver:
         self._feeds: dict[str, MemoryFeed] = {}
         self.mixture: dict[str, float] = {}
 
+    def known(self, name: str) -> int:
+        """Return how many rows of a source are in memory."""
+        return self._feeds[name].rows.table.num_rows
+
     def draw(self) -> Draw:
         """Draw the next step and go on behind it."""
         names = [source.name for source in self.sources]

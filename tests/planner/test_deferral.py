@@ -51,7 +51,9 @@ def work(table: Metadata) -> NDArray[np.int64]:
     return np.asarray(table["tokens"] * (500 + table["tokens"]), np.int64)
 
 
-def tailed_driver(seed: int, deferral: Deferral | None, steps: int, **rules: object) -> Driver:
+def tailed_driver(
+    seed: int, deferral: Deferral | None, steps: int, chunk: int = 200, **rules: object
+) -> Driver:
     """Return a driver over sources of mostly short documents, one to a pack, 64 to a step."""
     rng = np.random.default_rng(seed)
     batching = Packed(seq_len=500, global_batch=64, max_documents=1)
@@ -63,7 +65,7 @@ def tailed_driver(seed: int, deferral: Deferral | None, steps: int, **rules: obj
         sources.append(MemorySource(name, index, [ok(*lengths.tolist())], batching))
     own = DrawRules(batching=batching, deferral=deferral, **rules)  # type: ignore[arg-type]
     weights = {name: share for name, (*_, share) in laws_of.items()}
-    return Driver(sources, own, weights, chunk=lambda: 200)
+    return Driver(sources, own, weights, chunk=lambda: chunk)
 
 
 def costs(drawn: Draw, rules: DrawRules) -> NDArray[np.int64]:
@@ -113,6 +115,19 @@ def test_membership_does_not_depend_on_how_metadata_was_fetched(
         for drawn in others:
             assert spans(drawn.table) == spans(one.table)
             assert drawn.state.to_json() == one.state.to_json()
+
+
+@few_laws
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 8))
+def test_membership_of_long_tails_does_not_depend_on_how_metadata_was_fetched(
+    seed: int, chunk: int, window: int
+) -> None:
+    deferral = Deferral(steps=3, ways=4, cost=work)
+    one = tailed_driver(seed, deferral, 6, window=window)
+    other = tailed_driver(seed, deferral, 6, window=window, chunk=chunk)
+    for _ in range(6):
+        assert spans(one.draw().table) == spans(other.draw().table)
+    assert one.state.to_json() == other.state.to_json()
 
 
 @laws
@@ -327,11 +342,12 @@ def test_a_source_that_has_nothing_cheap_gives_what_it_has() -> None:
         MemorySource("b", 1, [ok(*[50] * 900)], batching),
     ]
     rules = DrawRules(batching=batching, window=4, deferral=Deferral(steps=3, ways=4))
-    driver = Driver(sources, rules, {"a": 7.0, "b": 1.0}, chunk=lambda: 9)
+    driver = Driver(sources, rules, {"a": 7.0, "b": 1.0}, chunk=lambda: 7)
     for _ in range(10):
         table = driver.draw().table
         assert (table["source"] == 1).sum() == 1
-        assert driver.state.sources["b"].outstanding.num_rows <= 4 * 4
+        assert driver.state.sources["b"].outstanding.num_rows <= 3 * (4 + 1)
+        assert driver.known("b") <= 3 * (4 + 1) + 4 + 2 * 7
 
 
 # Declaring it ---------------------------------------------------------------------------------
