@@ -14,13 +14,14 @@ Axes: as in `refine`; H slow groups, K units of each that are looked at, C candi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.refine import EVEN_BITS, Exchange, Ints, scramble
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 
 _NEAR = (8, 32, 128)  # neighbours on either side that are all tried, by how many slow groups
 _TARGETS = 3  # groups that a unit may move to
@@ -30,7 +31,6 @@ _MOST_LOOKS = 1 << 18
 _SORT_EVERY = 4  # rounds: with several parts, each order has other neighbours
 _PLACES = 8  # units of a slow group that are looked at, at least
 _CURVE_BITS = 12  # of a cost, in units of the largest
-_TINY = np.finfo(np.float64).tiny
 _PATIENCE = 12  # rounds without gain after which there is none to be expected
 
 
@@ -64,14 +64,15 @@ class _Swaps:
         self.groups = groups
         num_problems, num_groups = groups.shape
         self.problem_F = np.repeat(np.arange(num_problems), num_groups)
-        # Parts and problems compare by what the slowest group needs at least.
+        # Parts and problems compare by what the slowest group needs at least. To look for swaps,
+        # single precision will do, and takes half the time; to make them, integers count.
         self.scale_RP = 1.0 / np.maximum(groups.floor_RP, 1)
         self.group_V = np.append(groups.group_U, 0)
         self.place_V = np.zeros(groups.none + 1, np.int64)
         self.place_V[groups.unit_FK] = np.arange(groups.most)
         self.problem_U = self.problem_F[self.group_V[:-1]]
         scale_PU = self.scale_RP[self.problem_U].T
-        self.cost_PV = np.zeros((len(scale_PU), groups.none + 1))
+        self.cost_PV = np.zeros((len(scale_PU), groups.none + 1), np.float32)
         self.cost_PV[:, :-1] = groups.cost_UP[:-1].T * scale_PU
         self.count_R = np.bincount(self.problem_U, minlength=num_problems)
         self.first_R = np.cumsum(self.count_R) - self.count_R
@@ -110,7 +111,8 @@ class _Swaps:
         shift_P = scramble(number, num_parts) >> (62 - bits)
         key_U = np.zeros(self.groups.none, np.int64)
         for part, cost_V in enumerate(self.cost_PV):
-            cell_U = np.rint(cost_V[:-1] / max(cost_V.max(), _TINY) * 2**bits).astype(np.int64)
+            peak = float(cost_V.max()) or 1.0
+            cell_U = np.rint(cost_V[:-1] / peak * 2**bits).astype(np.int64)
             cell_U += shift_P[part]
             for bit in range(bits + 1 if num_parts > 1 else 0):
                 key_U |= ((cell_U >> bit) & 1) << (bit * num_parts + part)
@@ -119,11 +121,11 @@ class _Swaps:
         self.order_U = np.lexsort((key_U, self.problem_U))
         self.rank_U = np.empty_like(self.order_U)
         self.rank_U[self.order_U] = np.arange(len(self.order_U))
-        nothing = np.zeros((num_parts, len(self.problem_F)))
+        nothing = np.zeros((num_parts, len(self.problem_F)), np.float32)
         self.cost_PO = np.concatenate([self.cost_PV[:, self.order_U], nothing], axis=1)
 
     def _shares(self, load_F: Ints, part: int) -> Floats:
-        return np.asarray(load_F * self.scale_RP[self.problem_F, part])
+        return np.asarray(load_F * self.scale_RP[self.problem_F, part], np.float32)
 
     def _scores(self, time_XP: Ints, problem_X: Ints) -> Floats:
         """(...) how slow groups are: at least 1 for the slowest of a problem."""
