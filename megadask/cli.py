@@ -11,7 +11,7 @@ from typing import NoReturn
 import megadask as md
 
 #: As `megadask.planner.balance.Method`, which takes a second to import.
-_METHODS = ("assignment", "greedy", "none")
+_METHODS = ("assignment", "greedy", "karmarkar_karp", "none")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -178,7 +178,7 @@ class DGraph:
         Parameters
         ----------
         method
-            ``"assignment"``, ``"greedy"`` or ``"none"``.
+            ``"assignment"``, ``"greedy"``, ``"karmarkar_karp"`` or ``"none"``.
         equal_counts
             Whether buckets get equal numbers of items, give or take one. Plans of a table do
             unless told otherwise; packed steps do not.
