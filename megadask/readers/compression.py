@@ -42,10 +42,16 @@ def _zstandard() -> Decoder:
 #: Suffix to a maker of decoders, and the padding that may lie between and after members.
 _DECODERS: dict[str, tuple[Callable[[], Decoder], bytes]] = {
     ".gz": (_gzip, b"\0"),
+    ".tgz": (_gzip, b"\0"),
     ".zst": (_zstandard, b""),
     ".zstd": (_zstandard, b""),
 }
 _UNKNOWN = (".bz2", ".xz", ".lz4", ".br", ".zip", ".Z")
+
+
+def is_compressed(name: str) -> bool:
+    """Whether a file of this name is read through `decompress` rather than as it is."""
+    return name.endswith(tuple(_DECODERS))
 
 
 def check_suffix(name: str) -> None:

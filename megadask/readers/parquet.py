@@ -10,7 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megadask.planner.errors import ConfigError
-from megadask.readers.files import FileReader, Part, check_positive
+from megadask.readers.files import (
+    FileReader,
+    Part,
+    check_columns,
+    check_has_columns,
+    check_positive,
+)
 from megadask.readers.paths import DataFile, Paths
 from megadask.readers.records import records
 from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
@@ -41,9 +47,7 @@ class Parquet(FileReader):
         buffer_bytes: int = 64 * 1024,
     ) -> None:
         check_positive("Parquet", batch_rows=batch_rows, buffer_bytes=buffer_bytes)
-        if isinstance(columns, str):
-            raise ConfigError("Parquet(columns=)", got=repr(columns), limit="a list of names")
-        self._columns = None if columns is None else list(columns)
+        self._columns = check_columns("Parquet", columns)
         self._batch_rows = batch_rows
         self._buffer_bytes = buffer_bytes
         super().__init__(
@@ -58,9 +62,7 @@ class Parquet(FileReader):
             if is_storage_error(error):
                 raise
             raise ConfigError(f"{file.url} is not a Parquet file: {error}") from error
-        missing = [name for name in self._columns or () if name not in names]
-        if missing:
-            raise ConfigError(f"{file.url} lacks columns", got=missing, limit=f"some of {names}")
+        check_has_columns(file.url, self._columns, names)
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         # The sizes of compressed columns would add up exactly, but asking a damaged footer for a
         # column ends the process (pyarrow 26).
