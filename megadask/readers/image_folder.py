@@ -39,9 +39,9 @@ class ImageFolder(FileReader):
     """Read the images below a folder: ``{"image": bytes, "label": class, "path": path}``.
 
     The class is the name of the first folder below the root, ``path`` is relative to the root.
-    Images are not decoded here; `megadask.transforms.DecodeImage` does that. Files of other
-    suffixes than those of images are passed over, and hidden ones. The list of the images is held in memory and
-    travels with the reader: put millions of them into tar files instead.
+    Images are not decoded here; `megadask.transforms.DecodeImage` does that. Passed over are files
+    of other suffixes than those of images, and hidden ones. The list of the images is held in
+    memory and travels with the reader: put millions of them into tar files instead.
 
     Parameters
     ----------
