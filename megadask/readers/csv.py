@@ -42,7 +42,7 @@ _CONVERT: dict[FieldType, Callable[[str], Any]] = {
 class Csv(LineReader):
     """Read CSV as RFC 4180 has it, plain or compressed (``.gz``, ``.zst``).
 
-    Fields may be quoted, and then hold delimiters, line ends and doubled quotes. Blank lines are
+    Fields may be quoted, and then hold delimiters, line ends and doubled quotes. Empty lines are
     passed over.
 
     Parameters
@@ -172,7 +172,7 @@ def _rows(found: Iterator[bytes | None], delimiter: bytes, max_record_bytes: int
     row: list[bytes] = []
     first, size_bytes, is_open = 0, 0, False
     for number, line in enumerate(found, 1):
-        if line is not None and not is_open and not line.strip():
+        if line is not None and not is_open and not line.strip(b"\r"):
             continue
         first = first or number
         # What follows a line that is too long is taken for a new row: its quotes were not seen.
