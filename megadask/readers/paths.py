@@ -87,6 +87,8 @@ def _filesystem(path: str) -> tuple[Any, str]:
         filesystem, root = fsspec.core.url_to_fs(path)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"cannot open {path!r}: {error}") from error
+    # Object stores keep what they once listed, and would not see data that changed since.
+    filesystem.invalidate_cache()
     return filesystem, root
 
 

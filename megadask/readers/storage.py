@@ -64,6 +64,9 @@ def chunks(file: BinaryIO, size_bytes: int | None) -> Iterator[bytes]:
         raise BrokenData(f"the file ends after {total_bytes} of {size_bytes} bytes")
 
 
+_ERRNOS = {FileNotFoundError: errno.ENOENT, PermissionError: errno.EACCES}
+
+
 class _RemoteFile(io.RawIOBase):
     """An fsspec file whose every failure is an OSError with an errno."""
 
@@ -101,4 +104,6 @@ class _RemoteFile(io.RawIOBase):
 def _with_errno(error: Exception) -> OSError:
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    return OSError(errno.EIO, f"{type(error).__name__}: {error}")
+    code = next((code for kind, code in _ERRNOS.items() if isinstance(error, kind)), errno.EIO)
+    # OSError makes itself the subclass that belongs to the number.
+    return OSError(code, f"{type(error).__name__}: {error}")
