@@ -43,7 +43,7 @@ class Parquet(FileReader):
         paths: Paths,
         columns: Sequence[str] | None = None,
         *,
-        batch_rows: int = 64,
+        batch_rows: int = 16,
         buffer_bytes: int = 64 * 1024,
     ) -> None:
         check_positive("Parquet", batch_rows=batch_rows, buffer_bytes=buffer_bytes)

@@ -275,6 +275,22 @@ class TestParquet:
         assert third is None
         assert fourth == [3, None]
 
+    def test_an_open_source_takes_little_memory(self, tmp_path: Path) -> None:
+        rng = np.random.default_rng(0)
+        names = [f"n{i}" for i in range(30)]
+        table = pa.table(
+            {"image": [rng.bytes(25_000) for _ in range(400)]}
+            | {name: rng.normal(size=400) for name in names}
+        )
+        options = {"data_page_size": 2**16, "write_batch_size": 16, "use_dictionary": False}
+        pq.write_table(table, tmp_path / "x.parquet", **options)
+        del table
+        with closing(Parquet(tmp_path / "x.parquet").read(0)) as rows:
+            before = pa.total_allocated_bytes()
+            for _ in range(100):
+                next(rows)
+            assert pa.total_allocated_bytes() - before < 3e6
+
 
 class TestJsonl:
     def _texts(self, path: Path, data: bytes, **options: Any) -> list[Any]:
