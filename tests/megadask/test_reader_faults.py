@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -190,6 +191,25 @@ class TestJsonl:
         first, bad = Jsonl(tmp_path / "x.jsonl", max_line_bytes=1000).read(0)
         assert first == {"a": 1}
         assert bad == BadRecord("line 2: longer than max_line_bytes")
+
+    @pytest.mark.parametrize(
+        ("suffix", "encode"), [(".gz", gzip.compress), (".zst", zstandard.compress)]
+    )
+    def test_a_huge_document_in_a_small_file_is_never_held(
+        self, tmp_path: Path, suffix: str, encode: Callable[[bytes], bytes]
+    ) -> None:
+        path = tmp_path / f"x.jsonl{suffix}"
+        path.write_bytes(encode(b'{"a": 1}\n' + bytes(2**28) + b'\n{"a": 2}\n'))
+        reader = Jsonl(path, max_line_bytes=2**20)
+        tracemalloc.start()
+        try:
+            first, bad, last = reader.read(0)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert (first, last) == ({"a": 1}, {"a": 2})
+        assert bad == BadRecord("line 2: longer than max_line_bytes")
+        assert peak_bytes < 2**27
 
     @pytest.mark.parametrize(
         ("suffix", "encode"),
