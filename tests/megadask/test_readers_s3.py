@@ -44,12 +44,13 @@ def store() -> Iterator[Any]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "loopback")
-        filesystem = fsspec.filesystem("s3")
-        filesystem.clear_instance_cache()
-        filesystem = fsspec.filesystem("s3")
+        kind = fsspec.get_filesystem_class("s3")
+        kind.clear_instance_cache()
+        # Not the one that readers get, which must see what others write.
+        filesystem = kind(skip_instance_cache=True, use_listings_cache=False)
         filesystem.mkdir(BUCKET)
         yield filesystem
-        filesystem.clear_instance_cache()
+        kind.clear_instance_cache()
     server.stop()
 
 
