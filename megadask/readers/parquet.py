@@ -22,6 +22,9 @@ from megadask.readers.records import records
 from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
 from megadask.scheduling.reading import BadRecord, Shard
 
+#: A request to remote storage costs more than these bytes.
+_REMOTE_BUFFER_BYTES = 2**19
+
 
 class Parquet(FileReader):
     """Read Parquet files, a few rows at a time.
@@ -35,7 +38,8 @@ class Parquet(FileReader):
     batch_rows
         Rows decoded at a time.
     buffer_bytes
-        Read buffer of each column. Memory is this and a data page for each column, and a batch.
+        Read buffer of each column, at least 512 KiB for remote files: it is what one request
+        fetches. Memory is this and a data page for each column, and a batch.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class Parquet(FileReader):
 
     def _list(self, file: DataFile) -> list[Part]:
         try:
-            with open_arrow(file.url) as source, pq.ParquetFile(source) as parquet:
+            with open_arrow(file.url, in_order=False) as source, pq.ParquetFile(source) as parquet:
                 metadata, names = parquet.metadata, parquet.schema_arrow.names
         except (pa.ArrowNotImplementedError, *ARROW_ERRORS) as error:
             if is_storage_error(error):
@@ -107,11 +111,14 @@ class Parquet(FileReader):
         self, part: Part, start: int, batch_rows: int
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the row group from row ``start`` on."""
+        is_remote = "://" in part.url
+        buffer_bytes = max(self._buffer_bytes, _REMOTE_BUFFER_BYTES if is_remote else 0)
         with (
-            open_arrow(part.url) as source,
+            # The columns lie apart, and what is read ahead of one would be dropped for the next.
+            open_arrow(part.url, in_order=False) as source,
             pq.ParquetFile(
                 source,
-                buffer_size=self._buffer_bytes,
+                buffer_size=buffer_bytes,
                 pre_buffer=False,
                 page_checksum_verification=True,
             ) as parquet,

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import megadask as md
@@ -142,6 +145,31 @@ def test_a_shorter_object_in_its_place_ends_the_shard(store: Any, prefix: str) -
     with pytest.raises(md.errors.TruncatedShard, match=r"0\.jsonl cannot be read from row"):
         rows.extend(reader.read(0))
     assert rows == RECORDS[: len(rows)]
+
+
+def test_columns_that_lie_apart_are_fetched_once(
+    store: Any, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from s3fs.core import S3File
+
+    rng = np.random.default_rng(0)
+    columns = {name: [rng.bytes(3000) for _ in range(1000)] for name in "abc"}
+    options = {"data_page_size": 2**16, "write_batch_size": 16, "use_dictionary": False}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet", **options)
+    _put(store, tmp_path, prefix)
+    reader = md.readers.Parquet(f"s3://{prefix}/x.parquet", ["a", "c"])
+    reader.shards()
+    fetched: list[int] = []
+    fetch = S3File._fetch_range
+
+    def counted(file: Any, start: int, stop: int) -> Any:
+        fetched.append(stop - start)
+        return fetch(file, start, stop)
+
+    monkeypatch.setattr(S3File, "_fetch_range", counted)
+    assert sum(1 for _ in reader.read(0)) == 1000
+    assert sum(fetched) < 1.1 * 2 * 3_000_000
+    assert len(fetched) < 20
 
 
 class TestChangedData:
