@@ -1,4 +1,8 @@
-"""Our readers against the libraries whose formats they read, where those are installed."""
+"""Our readers against the libraries whose formats they read, where those are installed.
+
+None of them is part of the extra ``test``: they bring hundreds of MB with them. They are the
+packages datasets, mosaicml-streaming and webdataset.
+"""
 
 from __future__ import annotations
 
