@@ -308,8 +308,6 @@ class TrainerLink:
 
     def _request_ahead(self) -> None:
         """Keep the next microbatches on their way."""
-        if self._pending is not None:
-            return
         step, microbatch = self._position
         for _ in range(self._prefetch):
             if (step, microbatch) not in self._inflight:
