@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
+from megadask.planner.tables import MOST_TOKENS
 from megadask.readers.arrow import ArrowIpc
 from megadask.readers.files import FileReader
 from megadask.readers.jsonl import Jsonl
@@ -98,6 +99,9 @@ def read_lengths(paths: Sequence[str], column: str, *, is_text: bool, most: int)
                 length = None
                 if not isinstance(record, BadRecord):
                     length = measure(_value(record, column, shard, row), column, shard, row)
+                if length and length > MOST_TOKENS:
+                    what = f"{shard.name}, row {row}: length in column {column!r}"
+                    raise ConfigError(what, got=length, limit=f"at most {MOST_TOKENS}")
                 if length:
                     lengths.append(length)
                 else:

@@ -83,6 +83,8 @@ def add_options(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print the table and write the figures; return the exit code."""
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.absolute().parent}")
     sources = _sources(options, parser)
     cost = md.costs.Transformer(hidden=options.hidden, layers=options.layers)
     weights = {name: source.weight for name, source in sources.items()}

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from megadask.planner.assignment import assignment
-from megadask.planner.bound import imbalance, lower_bound
+from megadask.planner.bound import imbalance, least_imbalance, lower_bound
 from megadask.planner.differencing import karmarkar_karp
 from megadask.planner.errors import ConfigError
 from megadask.planner.microbatches import heaviest_first
@@ -27,6 +27,7 @@ __all__ = [
     "bucket_loads",
     "check_options",
     "imbalance",
+    "least_imbalance",
     "lower_bound",
     "slowest",
 ]

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import StepSchedule
 
+#: Most packs of a step.
+MOST_PACKS = 2**22
+
 Overflow = Literal["split", "truncate", "drop", "error"]
 
 
@@ -49,9 +52,13 @@ class Packed:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"Packed({name}=)", got=repr(value), limit="an integer >= 1")
-        if isinstance(self.global_batch, int) and self.global_batch < 1:
+        is_count = isinstance(self.global_batch, int) and not isinstance(self.global_batch, bool)
+        is_batch = is_count and 1 <= self.global_batch <= MOST_PACKS  # type: ignore[operator]
+        if not is_batch and not isinstance(self.global_batch, StepSchedule):
             raise ConfigError(
-                "Packed(global_batch=)", got=self.global_batch, limit="an integer >= 1"
+                "Packed(global_batch=)",
+                got=repr(self.global_batch),
+                limit=f"an integer, 1 to {MOST_PACKS}, or a schedule of it",
             )
         if self.overflow not in get_args(Overflow):
             raise ConfigError(

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from megadask.planner.problem import Ints, Problem, times
+from megadask.planner.problem import Ints, Problem, bucket_loads, times
 
 _ROUNDING = 2.0**-40  # what rounding may add to a bound that is computed in floats
 
@@ -35,6 +35,21 @@ def lower_bound(problem: Problem) -> float:
         if even
     ]
     return max(1.0, max(ratios, default=1.0) * (1 - _ROUNDING))
+
+
+def least_imbalance(problem: Problem, bin_N: Ints) -> float:
+    """Return the least that the slowest bucket can take over the mean load of this placement.
+
+    Where rows cost the same everywhere that is `lower_bound`; transfers make the mean depend on the
+    placement.
+    """
+    problem = problem.reduced()
+    if problem.transfer_NB is None and problem.slow_B is None:
+        return lower_bound(problem)
+    mean_P = bucket_loads(problem, bin_N).sum(axis=(0, 1)) / _speed(problem)
+    ratios = [floor / mean for floor, mean in zip(floors(problem), mean_P, strict=True) if mean]
+    # Times are rounded to one in 2**16 where speeds differ.
+    return max(1.0, max(ratios, default=1.0) * (1 - 2.0**-15))
 
 
 def even_times(problem: Problem) -> list[float]:

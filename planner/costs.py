@@ -228,7 +228,7 @@ def evaluate(cost: Cost, table: Metadata) -> NDArray[np.int64]:
 
 def _checked(cost: Cost, table: Metadata) -> NDArray[np.float64]:
     """Return (N, P) float64 costs that are >= 0 and finite."""
-    values = np.asarray(cost(table))
+    values = np.asarray(cost(table.read_only()))
     shape = values.shape if values.ndim == 2 else (*values.shape, 1)
     if values.dtype.kind not in "iuf" or shape != (table.num_rows, max(1, shape[-1])):
         raise CostError(

@@ -26,7 +26,7 @@ def first_fit(problem: Problem) -> Ints:
             "no placement of the items into the packs was found",
             got=f"{problem.num_items} items of {problem.size_N.sum()} tokens",
             limit=f"{problem.num_bins} packs of {problem.capacity} tokens",
-            remedy="Plan more microbatches, or give a start_N that fits.",
+            remedy="Plan more microbatches, or allow unequal counts.",
         )
     return bin_N
 

@@ -12,20 +12,20 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from megadask.planner.balance import balance, bucket_loads, lower_bound
+from megadask.planner.balance import balance, bucket_loads, least_imbalance
 from megadask.planner.costs import evaluate, unit_of
 from megadask.planner.cp import Context, LayoutChoice
 from megadask.planner.deferral import Deferral
 from megadask.planner.errors import ConfigError
 from megadask.planner.hybrid import spread
-from megadask.planner.metadata import Metadata, Ragged
+from megadask.planner.metadata import Metadata
 from megadask.planner.recorder import ItemGraph, Recorder
 from megadask.planner.routing import route
 from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.strategy import Encode, MixBy, Selection, Strategy, relative_speeds
 from megadask.planner.tableplan import TablePlan
+from megadask.planner.tables import table_of
 from megadask.planner.topology import Axis, ClientPlaceTree
 from megadask.planner.weights import check_names
 
@@ -49,40 +49,32 @@ class DGraph(Recorder):
         topology: ClientPlaceTree | None = None,
     ) -> None:
         self.source_names = None if source_names is None else tuple(source_names)
+        if not isinstance(topology, ClientPlaceTree | None):
+            raise ConfigError("topology", got=repr(topology), limit="a ClientPlaceTree")
         super().__init__(topology if topology is not None else ClientPlaceTree())
         self.table: Metadata | None = None
         self._strategy = Strategy()
 
     @classmethod
-    def from_metadata(
-        cls, columns: Mapping[str, Any] | Metadata, topology: ClientPlaceTree | None = None
-    ) -> DGraph:
+    def from_metadata(cls, columns: Any, topology: ClientPlaceTree | None = None) -> DGraph:
         """Return a graph over the spans of one step, to try strategies on with `plan`.
 
         Parameters
         ----------
         columns
-            ``"tokens"``, optionally ``"source"`` (names or indexes) and others, each (N,). A column
-            of sequences holds the item lengths of a modality.
+            A mapping, a data frame or an Arrow table: ``"tokens"``, optionally ``"source"`` (names
+            or indexes) and others, each (N,). A column of sequences holds the item lengths of a
+            modality.
         topology
             The job that the step is planned for.
         """
-        table = columns if isinstance(columns, Metadata) else _table(columns)
-        tokens_N = table.columns.get("tokens")
-        if tokens_N is None or tokens_N.ndim != 1 or tokens_N.dtype.kind not in "iu":
-            raise ConfigError(
-                'from_metadata: column "tokens"',
-                got=f"columns {sorted(table.columns)}" if tokens_N is None else tokens_N.dtype,
-                limit="integers of shape (N,)",
-            )
-        if (tokens_N < 0).any():
-            raise ConfigError('from_metadata: column "tokens"', got=tokens_N.min(), limit=">= 0")
+        table = table_of(columns)
         names = None
         source_N = table.columns.get("source")
         if source_N is not None and source_N.dtype.kind not in "iu":
             names = [str(name) for name in np.unique(source_N)]
         graph = cls(names, topology)
-        graph.table = table.with_columns(tokens=tokens_N.astype(np.int64))
+        graph.table = table
         return graph
 
     def mix(self, schedule: StepSchedule | Mapping[str, float], by: MixBy = "samples") -> DGraph:
@@ -219,7 +211,7 @@ class DGraph(Recorder):
             cp_degree=np.ones_like(bin_N),
             microbatch=bin_N % num_microbatches,
             loads=bucket_loads(problem, bin_N) * np.float64(unit_of(strategy.cost)),
-            bound=lower_bound(replace(problem, equal_counts=False)),
+            bound=least_imbalance(replace(problem, equal_counts=False), bin_N),
             method=strategy.method,
             topology=self.topology,
             axis=strategy.axis,
@@ -290,22 +282,3 @@ class DGraph(Recorder):
                 got="context-parallel ranks with packs of their own",
                 limit="a layout where ranks share packs",
             )
-
-
-def _table(columns: Mapping[str, Any]) -> Metadata:
-    """Return a table of columns; those whose entries are sequences become modalities."""
-    arrays: dict[str, NDArray[Any]] = {}
-    items: dict[str, Ragged] = {}
-    for name, column in columns.items():
-        if isinstance(column, Ragged):
-            items[name] = column
-        elif len(column) and isinstance(column[0], list | tuple | np.ndarray):
-            items[name] = Ragged.of(column)
-        else:
-            arrays[name] = _column(column)
-    return Metadata(arrays, items)
-
-
-def _column(column: ArrayLike) -> NDArray[Any]:
-    array = np.asarray(column)
-    return array.astype(np.int64) if not array.size else array

@@ -91,7 +91,12 @@ def where(plan: Planned, sample: SampleId | tuple[str, int, int, int] | int) -> 
         rows = np.flatnonzero(is_of_N)
         rows = rows[np.argsort(columns["start"][rows], kind="stable")]
     else:
-        row = index(sample)
+        try:
+            row = index(sample)
+        except TypeError as error:
+            raise ConfigError(
+                "sample of a plan", got=repr(sample), limit="a sample id, or the number of a row"
+            ) from error
         if not 0 <= row < plan.table.num_rows:
             raise ConfigError("row of a plan", got=row, limit=f"0 to {plan.table.num_rows - 1}")
         rows = np.array([row])

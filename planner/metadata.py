@@ -106,6 +106,13 @@ class Metadata(Mapping[str, NDArray[Any]]):
             {name: ragged.take(index) for name, ragged in self.ragged.items()},
         )
 
+    def read_only(self) -> Metadata:
+        """Return this table with columns that cannot be written to, for functions of users."""
+        columns = {name: column.view() for name, column in self.columns.items()}
+        for column in columns.values():
+            column.flags.writeable = False
+        return Metadata(columns, self.ragged)
+
     def with_columns(self, **columns: NDArray[Any]) -> Metadata:
         """Return this table with columns added or replaced."""
         return Metadata({**self.columns, **columns}, self.ragged)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.balance import Problem, balance, bucket_loads, lower_bound
+from megadask.planner.balance import Problem, balance, bucket_loads, least_imbalance
 from megadask.planner.batching import Packed
 from megadask.planner.costs import unit_of
 from megadask.planner.cp import Packs, choose_layout
@@ -158,7 +158,7 @@ def _plan(
         loads_BMP=bucket_loads(problem, bin_N)
         if problem
         else np.zeros((num_buckets, 0, 1), np.int64),
-        bound=lower_bound(problem) if problem else 1.0,
+        bound=least_imbalance(problem, bin_N) if problem else 1.0,
         speeds=relative_speeds(problem.speed_B) if problem else None,
         num_packs=num_packs,
         num_loss_tokens=int(draw.table["loss_tokens"].sum()),

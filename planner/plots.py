@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from megadask.planner.stream_report import StreamReport
     from megadask.planner.views import PlanView
 
+_MOST_BARS = 256
 _FORWARD, _BACKWARD, _IDLE = "#4c78a8", "#f58518", "#e8e8e8"
 
 
@@ -145,8 +146,13 @@ def _pipeline(axes: Axes, simulation: Simulation) -> None:
 
 def _stack(axes: Axes, load_BP: NDArray[np.float64]) -> None:
     """Draw a bar for each bucket, its parts one upon the other."""
-    base_B, num_parts = np.zeros(len(load_BP)), load_BP.shape[1]
+    base_B, (num_buckets, num_parts) = np.zeros(len(load_BP)), load_BP.shape
     for part in range(num_parts):
         label = "cost" if num_parts == 1 else f"part {part}"
-        axes.bar(np.arange(len(load_BP)), load_BP[:, part], 0.9, bottom=base_B, label=label)
-        base_B = base_B + load_BP[:, part]
+        top_B = base_B + load_BP[:, part]
+        if num_buckets > _MOST_BARS:  # an outline: thousands of bars take many seconds
+            edges = np.arange(num_buckets + 1) - 0.5
+            axes.stairs(top_B, edges, baseline=base_B, fill=True, label=label)
+        else:
+            axes.bar(np.arange(num_buckets), load_BP[:, part], 0.9, bottom=base_B, label=label)
+        base_B = top_B

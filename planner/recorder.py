@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+import numpy as np
+
 from megadask.planner.balance import Method, check_options
 from megadask.planner.costs import Cost, unit_of
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
 from megadask.planner.problem import Sync
 from megadask.planner.strategy import Transfer
+from megadask.planner.tables import MOST_TOKENS
 from megadask.planner.topology import Axis, ClientPlaceTree
 
 if TYPE_CHECKING:
@@ -59,7 +62,9 @@ class Recorder:
             )
         axis = axis if isinstance(axis, str) else tuple(axis)
         self._check_axis(axis)
-        return self._record(axis=axis, group_size=group_size, microbatches=microbatches)
+        counts = {"group_size": group_size, "microbatches": microbatches}
+        plain = {name: None if count is None else int(count) for name, count in counts.items()}
+        return self._record(axis=axis, **plain)
 
     def cost(self: Self, cost: Cost) -> Self:
         """Set what a row costs: a function of the metadata table, see `costs`."""
@@ -106,6 +111,8 @@ class Recorder:
         **options
             Options of the method.
         """
+        if not isinstance(method, str):
+            raise ConfigError("balance(method)", got=repr(method), limit="a name")
         check_options(method, options)
         if not isinstance(equal_counts, bool | None):
             raise ConfigError("balance(equal_counts=)", got=repr(equal_counts), limit="a bool")
@@ -123,7 +130,7 @@ class Recorder:
             method=method,
             options=dict(options),
             equal_counts=equal_counts,
-            max_tokens=max_tokens,
+            max_tokens=None if max_tokens is None else min(int(max_tokens), MOST_TOKENS),
             sync=sync,
             speeds=self._speeds(speeds or {}),
             transfer=transfer,
@@ -131,8 +138,10 @@ class Recorder:
 
     def _speeds(self, speeds: Mapping[int, float]) -> dict[int, float]:
         last = self.topology.world_size - 1
+        if not isinstance(speeds, Mapping):
+            raise ConfigError("balance(speeds=)", got=repr(speeds), limit="rank to speed")
         for rank, speed in speeds.items():
-            if not isinstance(rank, int) or not 0 <= rank <= last:
+            if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank <= last:
                 raise ConfigError("balance(speeds=): rank", got=repr(rank), limit=f"0 to {last}")
             if not isinstance(speed, int | float) or not 0 < speed < float("inf"):
                 raise ConfigError(
@@ -155,12 +164,20 @@ class ItemGraph(Recorder):
         self._parent, self._modality = parent, modality
 
     def _record(self, **fields: Any) -> ItemGraph:
+        for word, name in (("balance", "max_tokens"), ("distribute", "microbatches")):
+            if fields.get(name) is not None:
+                raise ConfigError(
+                    f"{word}({name}=) of the items of {self._modality!r}",
+                    got=fields[name],
+                    limit="none: the spans have the microbatches",
+                )
         self._parent._record_selection(self._modality, **fields)
         return self
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_integer and bool(value >= 1)
 
 
 def _is_cost(value: Any) -> bool:

@@ -106,6 +106,16 @@ class Stream:
                 got=self.topology,
                 limit=f"that of the graph, {self.strategy.topology}",
             )
+        for name, kind in (("topology", ClientPlaceTree), ("batching", Packed)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ConfigError(f"Stream({name}=)", got=repr(value), limit=f"a {kind.__name__}")
+        if not (
+            self.strategy is None or callable(self.strategy) or isinstance(self.strategy, DGraph)
+        ):
+            raise ConfigError(
+                "Stream(strategy=)", got=repr(self.strategy), limit="a function of a DGraph"
+            )
         _ = self.rules
         check_mesh(self.topology, self.frozen_strategy, self.batching, self._modalities)
         self.mixture.weights_at(0, list(self.sources))

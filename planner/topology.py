@@ -21,6 +21,9 @@ AXES = ("pp", "dp", "cp", "tp")
 #: Sizes of expert parallelism, which divides ranks of these axes anew and adds none.
 EXPERT_SIZES = ("ep", "etp")
 
+#: Most ranks of a job.
+MOST_RANKS = 2**20
+
 #: An axis, several that are distributed over together, or all ranks apart ("world").
 Axis = str | tuple[str, ...]
 
@@ -66,6 +69,9 @@ class ClientPlaceTree:
     def __post_init__(self) -> None:
         for axis in (*AXES, *EXPERT_SIZES):
             size = getattr(self, axis)
+            if isinstance(size, np.integer):
+                size = int(size)
+                object.__setattr__(self, axis, size)
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ConfigError(
                     f"ClientPlaceTree({axis}=)", got=repr(size), limit="an integer >= 1"
@@ -74,6 +80,10 @@ class ClientPlaceTree:
         if sorted(self.order) != sorted(AXES):
             raise ConfigError(
                 "ClientPlaceTree(order=)", got=self.order, limit=f"an order of {AXES}"
+            )
+        if self.world_size > MOST_RANKS:
+            raise ConfigError(
+                "ranks of a ClientPlaceTree", got=self.world_size, limit=f"at most {MOST_RANKS}"
             )
         stage = self.world_size // self.pp
         if stage % (self.ep * self.etp):
@@ -171,6 +181,8 @@ class ClientPlaceTree:
         """
         if axis == "world":
             return self.order
+        if not isinstance(axis, str | tuple | list):
+            raise ConfigError("axis", got=repr(axis), limit=f'one or several of {AXES}, or "world"')
         names = (axis,) if isinstance(axis, str) else tuple(axis)
         unknown = [name for name in names if name not in AXES]
         if unknown or not names or len(set(names)) < len(names):

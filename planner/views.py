@@ -88,7 +88,7 @@ class PlanView:
         load_BP = self.times.sum(axis=1).astype(np.float64)
         order = np.argsort(-load_BP.sum(axis=1), kind="stable")
         shown = order[np.unique(np.linspace(0, len(order) - 1, _MOST_BARS).astype(int))]
-        top = max(float(load_BP.sum(axis=1).max(initial=0.0)), np.finfo(float).tiny)
+        top = float(load_BP.sum(axis=1).max(initial=0.0)) or 1.0
         step = _WIDTH / max(1, len(shown))
         bars = []
         for place, bucket in enumerate(shown.tolist()):
