@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner import ClientPlaceTree, DGraph, Packed, costs
+from megadask.planner.ahead import rows_after
 from megadask.planner.deferral import Deferral
-from megadask.planner.draw import Draw, DrawRules, MixBy, Rows, draw, rows_after
+from megadask.planner.draw import Draw, DrawRules, draw
 from megadask.planner.drift import drift
+from megadask.planner.lines import Rows
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata
-from megadask.planner.mixture import TOTAL_SHARE
 from megadask.planner.place import place
 from megadask.planner.state import PlannerState
-from megadask.planner.weights import quantise
+from megadask.planner.weights import TOTAL_SHARE, MixBy, quantise
 
 NUM_STEPS = 9
 RANKS = 8

@@ -24,10 +24,10 @@ from megadask.planner.metadata import Metadata, Ragged
 from megadask.planner.recorder import ItemGraph, Recorder
 from megadask.planner.routing import route
 from megadask.planner.schedule import Schedule, StepSchedule
-from megadask.planner.strategy import Encode, MixBy, Selection, Strategy, relative_speeds
+from megadask.planner.strategy import Encode, Selection, Strategy, relative_speeds
 from megadask.planner.tableplan import TablePlan
 from megadask.planner.topology import Axis, ClientPlaceTree
-from megadask.planner.weights import check_names
+from megadask.planner.weights import MixBy, check_names
 
 
 class DGraph(Recorder):

@@ -21,7 +21,7 @@ from megadask.planner.strategy import Strategy
 from megadask.planner.stream import Clock, Drawn, Stream
 from megadask.planner.stream_report import Placed, StreamReport
 from megadask.planner.tableplan import TablePlan
-from megadask.planner.weights import SHARES
+from megadask.planner.weights import TOTAL_SHARE
 
 #: Length classes of a report: powers of two.
 _CLASSES = 2 ** np.arange(48)
@@ -221,5 +221,5 @@ class _Steps:
             weights=tokens_N if self._by_tokens else None,
             minlength=len(self._ahead_S),
         )
-        self._ahead_S += size_S - drawn.share_S / SHARES * size_S.sum()
+        self._ahead_S += size_S - drawn.share_S / TOTAL_SHARE * size_S.sum()
         self.mixture_error = max(self.mixture_error, float(np.abs(self._ahead_S).max()))
