@@ -22,7 +22,7 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.hybrid import spread
 from megadask.planner.metadata import Metadata, Ragged
 from megadask.planner.recorder import ItemGraph, Recorder
-from megadask.planner.routing import route
+from megadask.planner.routing import route_all
 from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.strategy import Encode, Selection, Strategy, relative_speeds
 from megadask.planner.tableplan import TablePlan
@@ -188,18 +188,14 @@ class DGraph(Recorder):
         spreads = set(self.topology.axes(strategy.axis)) == {"dp", "cp"} and self.topology.cp > 1
         plan = self._plan_spread if spreads and strategy.method == "assignment" else self._plan
         placed = plan(self.table, strategy.microbatches or 1)
-        routing = {
-            modality: route(
-                modality,
-                selection,
-                self.topology,
-                self.table,
-                placed.assignment,
-                placed.microbatch,
-                placed.num_microbatches,
-            )
-            for modality, selection in sorted(strategy.selections.items())
-        }
+        routing = route_all(
+            strategy.selections,
+            self.topology,
+            self.table,
+            placed.assignment,
+            placed.microbatch,
+            placed.num_microbatches,
+        )
         return replace(placed, routing=routing)
 
     def _plan(self, table: Metadata, num_microbatches: int) -> TablePlan:
@@ -235,7 +231,7 @@ class DGraph(Recorder):
         cost_NP = evaluate(strategy.cost, table)
         if cost_NP.shape[1] > 1:
             raise ConfigError(what, got=f"{cost_NP.shape[1]} parts of the cost", limit="one")
-        for word in ("group_size", "equal_counts", "speeds", "transfer"):
+        for word in ("group_size", "equal_counts", "speeds", "transfer", "options"):
             value = getattr(strategy, word)
             if value:
                 raise ConfigError(what, got=f"{word}={value!r}", limit=f"no {word}")

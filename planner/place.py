@@ -15,7 +15,7 @@ from megadask.planner.cp import Packs, choose_layout
 from megadask.planner.draw import Draw
 from megadask.planner.packing import Packing
 from megadask.planner.plan import Plan, draw_digest
-from megadask.planner.routing import route
+from megadask.planner.routing import route_all
 from megadask.planner.strategy import Strategy, relative_speeds
 from megadask.planner.topology import ClientPlaceTree
 
@@ -185,18 +185,14 @@ def _routed(
     plan: Plan, strategy: Strategy, topology: ClientPlaceTree, assignment_digest: str
 ) -> Plan:
     """Return the plan with the routing of the items whose spans it places; "": a digest anew."""
-    routing = {
-        modality: route(
-            modality,
-            selection,
-            topology,
-            plan.table,
-            plan.bucket_N,
-            plan.microbatch_N,
-            plan.num_microbatches,
-        )
-        for modality, selection in sorted(strategy.selections.items())
-    }
+    routing = route_all(
+        strategy.selections,
+        topology,
+        plan.table,
+        plan.bucket_N,
+        plan.microbatch_N,
+        plan.num_microbatches,
+    )
     return replace(plan, routing=routing, assignment_digest=assignment_digest)
 
 

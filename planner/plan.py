@@ -18,7 +18,7 @@ from megadask.planner.cp import Layout
 from megadask.planner.digests import array_digest
 from megadask.planner.ids import SampleId
 from megadask.planner.metadata import Metadata
-from megadask.planner.routing import Routing
+from megadask.planner.routing import Routing, digested
 from megadask.planner.state import table_from_json, table_to_json
 from megadask.planner.views import PlanView
 
@@ -113,9 +113,7 @@ class Plan(PlanView):
     def __post_init__(self) -> None:
         if self.assignment_digest:
             return
-        columns = [getattr(self, f"{name}_N") for name in _PLACED]
-        for name in sorted(self.routing):
-            columns += [self.routing[name].encoder_I, self.routing[name].turn_I]
+        columns = [getattr(self, f"{name}_N") for name in _PLACED] + digested(self.routing)
         head = f"{self.loads_BMP.shape}{self.num_packs}"
         if self.cp_layout != "document":
             head += self.cp_layout

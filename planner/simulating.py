@@ -76,7 +76,7 @@ def simulate(
         return _simulate_stream(
             what, Trainer(sync=sync, pp=stages, backward=backward), against, clock
         )
-    if not hasattr(what, "loads"):
+    if not isinstance(what, Plan | TablePlan):
         raise ConfigError("simulate(what)", got=repr(what), limit="a plan or a Stream")
     trainer = Trainer(sync=sync, pp=1 if pp is None else pp, backward=backward)
     return _run(trainer, what)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from megadask.planner import columnar
 from megadask.planner.digests import array_digest
 from megadask.planner.metadata import Metadata
-from megadask.planner.routing import Routing
+from megadask.planner.routing import Routing, digested
 from megadask.planner.topology import Axis, ClientPlaceTree
 from megadask.planner.views import PlanView
 
@@ -66,9 +66,7 @@ class TablePlan(PlanView):
     @cached_property
     def digest(self) -> str:
         """A hash of where every span and every item goes, the same on every platform."""
-        columns = [getattr(self, name) for name in _PLACED]
-        for name in sorted(self.routing):
-            columns += [self.routing[name].encoder_I, self.routing[name].turn_I]
+        columns = [getattr(self, name) for name in _PLACED] + digested(self.routing)
         return array_digest(f"{self.loads.shape}", columns)
 
     def __repr__(self) -> str:

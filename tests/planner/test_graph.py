@@ -286,11 +286,12 @@ def test_long_documents_are_spread_over_context_parallel_ranks() -> None:
     [
         (("pp", "cp", "dp", "tp"), {}, "cp inside of dp"),
         (("pp", "dp", "cp", "tp"), {"equal_counts": True}, "equal_counts"),
+        (("pp", "dp", "cp", "tp"), {"rounds": 8}, "rounds"),
         (("pp", "dp", "cp", "tp"), {"parts": True}, "2 parts"),
     ],
 )
 def test_what_cannot_be_spread_is_a_named_error(
-    order: tuple[str, ...], words: dict[str, bool], match: str
+    order: tuple[str, ...], words: dict[str, int], match: str
 ) -> None:
     tree = ClientPlaceTree(dp=2, cp=2, order=order)
     graph = DGraph.from_metadata({"tokens": [4, 3, 2, 1]}, tree).distribute(("dp", "cp"))
