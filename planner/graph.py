@@ -220,6 +220,7 @@ class DGraph(Recorder):
             topology=self.topology,
             axis=strategy.axis,
             speeds=relative_speeds(problem.speed_B),
+            sync=strategy.sync,
         )
 
     def _plan_spread(self, table: Metadata, num_microbatches: int) -> TablePlan:

@@ -49,7 +49,7 @@ def place(
         seq_len=batching.seq_len,
     )
     layout = choose_layout(strategy.context, packs, cp, num_buckets, num_microbatches)
-    plan = replace(plan, unit=unit_of(strategy.cost), cp_layout=layout)
+    plan = replace(plan, unit=unit_of(strategy.cost), sync=strategy.sync, cp_layout=layout)
     return _routed(plan, strategy, topology, assignment_digest="")
 
 

@@ -84,7 +84,7 @@ def simulate(
 
 def _run(trainer: Trainer, plan: Plan | TablePlan) -> Simulation:
     encoders = [routing.loads for _, routing in sorted(plan.routing.items())]
-    return trainer.run(plan.times, speeds=plan.speeds, encoders=encoders)
+    return trainer.run(plan.joined(plan.times), speeds=plan.speeds, encoders=encoders)
 
 
 def _simulate_stream(
@@ -130,7 +130,7 @@ def _simulate_stream(
 def _bound(strategy: Strategy, stream: Stream, plan: Plan, pp: int) -> float:
     """Return a time that the slowest buckets of all parts, and of all encoders, take at least."""
     speed_B = np.ones(plan.num_buckets) if plan.speeds is None else plan.speeds
-    part_P = plan.loads.sum(axis=(0, 1)) * np.float64(plan.unit) / speed_B.sum()
+    part_P = plan.joined(plan.loads).sum(axis=(0, 1)) * np.float64(plan.unit) / speed_B.sum()
     if len(part_P) == 1:
         least = float(part_P[0]) * plan.bound
     else:

@@ -17,7 +17,9 @@ from megadask.planner.errors import ConfigError, CostError, PlanError
 from megadask.planner.graph import DGraph
 from megadask.planner.metadata import Metadata, Ragged
 from megadask.planner.schedule import Schedule
+from megadask.planner.simulating import simulate
 from megadask.planner.strategy import Strategy
+from megadask.planner.tableplan import TablePlan
 from megadask.planner.topology import ClientPlaceTree
 
 
@@ -235,9 +237,14 @@ def test_parts_that_meet_once_are_balanced_by_their_sum() -> None:
     image = [[int(n)] if n % 2 else [] for n in lengths(256, seed=1)]
     graph = DGraph.from_metadata({"tokens": tokens, "image": image}, ClientPlaceTree(dp=16))
     graph.cost(costs.Parts(costs.VisionEncoder("image", 1024, 24), costs.Transformer(2048, 24)))
-    apart, once = (graph.balance(sync=sync).plan().loads.sum(axis=1) for sync in ("part", "step"))
+    plans = [graph.balance(sync=sync).plan() for sync in ("part", "step")]
+    apart, once = (plan.loads.sum(axis=1) for plan in plans)
     assert once.sum(axis=1).max() <= apart.sum(axis=1).max() * (1 + 1e-9)
     assert apart.max(axis=0).sum() <= once.max(axis=0).sum() * (1 + 1e-9)
+    # What a plan says of itself, and what a trainer makes of it, is by who waits for whom.
+    for plan, slowest in zip(plans, (apart.max(axis=0).sum(), once.sum(axis=1).max()), strict=True):
+        assert simulate(TablePlan.from_arrow(plan.to_arrow())).step_time == pytest.approx(slowest)
+    assert plans[1].imbalance == pytest.approx(once.sum(axis=1).max() / once.sum(axis=1).mean())
 
 
 def test_parts_and_modalities() -> None:
