@@ -231,9 +231,9 @@ def plot(lines: dict[str, list[list[float]]], path: Path) -> None:
     axes = figure.add_subplot()
     for label, points in lines.items():
         n, ms, _ = np.array(points).T
-        (line,) = axes.loglog(n, ms, "o-", label=f"assignment, {label}")
-        reference = ms[0] * n * np.log(n) / (n[0] * np.log(n[0]))
-        axes.loglog(n, reference, ":", color=line.get_color(), label="n log n from its first point")
+        axes.loglog(n, ms, "o-", label=f"assignment, {label}")
+    reference = ms[0] * n * np.log(n) / (n[0] * np.log(n[0]))
+    axes.loglog(n, reference, "k:", label="n log n from there on")
     axes.set(
         xlabel="samples of a step",
         ylabel="time on one core (ms)",

@@ -25,6 +25,8 @@ from megadask.planner.errors import ConfigError, MegaDaskError
 if TYPE_CHECKING:
     import tokenizers
 
+    from megadask.images import DecodeImage as DecodeImage
+
 Record = Mapping[str, Any]
 Sample = Mapping[str, Any]
 #: ``transform(record)`` or ``transform(record, rng=generator)``.
@@ -313,3 +315,13 @@ def _token_id(built: tokenizers.Tokenizer, eos: str | int | None, vocab_size: in
             "Tokenizer(eos=)", got=repr(eos), limit=f"a token, or an id below {vocab_size}"
         )
     return found
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for granted
+
+    def __getattr__(name: str) -> object:
+        if name != "DecodeImage":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from megadask.images import DecodeImage
+
+        return DecodeImage

@@ -47,7 +47,8 @@ def floors(problem: Problem) -> list[int]:
 
     The buckets share the costs at best evenly. None is faster than the largest item in the fastest
     bucket. With equal counts and speeds, the n heaviest items either have a bucket each, which
-    their share of the lightest items completes, or two of them meet in one.
+    their share of the lightest items completes, or two of them meet in one; and of the n B + 1
+    heaviest, n + 1 meet in one (pigeonhole).
     """
     slow_B = problem.slow_B
     fastest = 1 if slow_B is None else int(slow_B.min())
@@ -69,8 +70,21 @@ def floors(problem: Problem) -> list[int]:
             together = 2 * heavy + light[others - 1]
             together[0] = apart[0]  # one item meets no other of its kind
             floor = max(floor, int(np.minimum(apart, together).max()))
+            floor = max(floor, _met(rising_N, light, problem.num_buckets))
         found.append(floor)
     return found
+
+
+def _met(rising_N: Ints, light: Ints, num_buckets: int) -> int:
+    """Return the most that items which must meet weigh, with the lightest to make up the number.
+
+    light: (N + 1,) the weights of the n lightest items.
+    """
+    falling = np.concatenate([[0], np.cumsum(rising_N[::-1])])
+    n = np.arange(1, (len(rising_N) - 1) // num_buckets + 1)
+    met = falling[n * num_buckets + 1] - falling[n * num_buckets - n]
+    missing = np.maximum(len(rising_N) // num_buckets - n - 1, 0)
+    return int((met + light[missing]).max(initial=0))
 
 
 def _shared(problem: Problem, total: int) -> int:

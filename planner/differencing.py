@@ -14,7 +14,6 @@ Axes as in `problem`. A slot is one of the B loads of a partial placement. Its i
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from megadask.planner.fitting import fill_empty
 from megadask.planner.placing import arrival, regroup
 from megadask.planner.problem import Ints, Problem, fits, sums
 
-_Slots = tuple[list[int], list[int]]  # loads, rising, and roots
+_Slots = list[tuple[int, int]]  # a heap of loads and roots, without the slots that are empty
 
 
 def karmarkar_karp(problem: Problem) -> Ints:
@@ -73,26 +72,34 @@ def _free_counts(cost_N: Ints, num_groups: int) -> Ints:
     order = np.argsort(-cost_N, kind="stable")
     cost, items = cost_N[order].tolist(), order.tolist()
     parent = list(range(len(cost)))
-    heap: list[tuple[int, int, _Slots]] = []  # (-spread, items merged before it, slots)
-    mine: _Slots = ([0] * num_groups, [-1] * num_groups)
-    at = 0
+    heap: list[tuple[int, int, int, _Slots]] = []  # (-spread, items merged before, peak, slots)
+    mine: _Slots = []
+    at = peak = 0
     while at < len(cost) or heap:
-        spread = mine[0][-1] - mine[0][0]
+        spread = peak - (mine[0][0] if len(mine) == num_groups else 0)
         if heap and -heap[0][0] > spread:  # mine is the one of the largest spread
-            mine = heapq.heapreplace(heap, (-spread, at, mine))[2]
-            spread = mine[0][-1] - mine[0][0]
+            _, _, peak, mine = heapq.heapreplace(heap, (-spread, at, peak, mine))
+            spread = peak - (mine[0][0] if len(mine) == num_groups else 0)
         rival = -heap[0][0] if heap else -1
         # Items that were not merged yet count as partial placements whose spread is their cost.
         item, following = (*cost[at : at + 2], -1, -1)[:2]
         if following > spread:
-            heapq.heappush(heap, (-spread, at, mine))
-            mine = ([0] * num_groups, [-1] * num_groups)
+            heapq.heappush(heap, (-spread, at, peak, mine))
+            mine, peak = [], 0
         if item >= rival:
-            _add(mine, item, items[at], parent)
+            height, root = item, items[at]
+            if len(mine) < num_groups:
+                heapq.heappush(mine, (item, root))
+            else:
+                height, parent[root] = mine[0][0] + item, mine[0][1]
+                heapq.heapreplace(mine, (height, mine[0][1]))
+            peak = max(peak, height)
             at += 1
         else:
-            _merge(mine, heapq.heappop(heap)[2], parent)
-    return _groups(mine[1], parent)
+            _, _, height, other = heapq.heappop(heap)
+            mine, highest = _merged(mine, other, num_groups, parent)
+            peak = max(peak, height, highest)
+    return _groups([root for _, root in sorted(mine)], parent)
 
 
 def _equal_counts(cost_N: Ints, num_groups: int) -> Ints:
@@ -121,29 +128,21 @@ def _equal_counts(cost_N: Ints, num_groups: int) -> Ints:
     return _groups(roots[heap[0][1]], parent)
 
 
-def _add(slots: _Slots, cost: int, item: int, parent: list[int]) -> None:
-    """Give an item to the lightest slot."""
-    loads, roots = slots
-    load, root = loads.pop(0) + cost, roots.pop(0)
-    if root >= 0:
-        parent[item] = root
-    place = bisect_left(loads, load)
-    loads.insert(place, load)
-    roots.insert(place, item if root < 0 else root)
-
-
-def _merge(slots: _Slots, others: _Slots, parent: list[int]) -> None:
-    """Add other slots, the heaviest to the lightest."""
-    merged = []
-    for load, root, more, joined in zip(
-        slots[0], slots[1], reversed(others[0]), reversed(others[1]), strict=True
-    ):
-        if root >= 0 and joined >= 0:
-            parent[joined] = root
-        merged.append((load + more, root if root >= 0 else joined))
-    merged.sort()
-    slots[0][:] = [load for load, _ in merged]
-    slots[1][:] = [root for _, root in merged]
+def _merged(
+    slots: _Slots, others: _Slots, num_groups: int, parent: list[int]
+) -> tuple[_Slots, int]:
+    """Return both together, the heaviest slots with the lightest of the others; and a new peak."""
+    if len(slots) < len(others):
+        slots, others = others, slots
+    falling, empty = sorted(others, reverse=True), num_groups - len(slots)
+    joined = falling[:empty]
+    lightest = [heapq.heappop(slots) for _ in falling[empty:]]
+    for (load, root), (more, other) in zip(lightest, falling[empty:], strict=True):
+        parent[other] = root
+        joined.append((load + more, root))
+    for slot in joined:
+        heapq.heappush(slots, slot)
+    return slots, max((load for load, _ in joined), default=0)
 
 
 def _groups(roots: list[int] | Ints, parent: list[int] | Ints) -> Ints:

@@ -98,9 +98,6 @@ def evenly(problem: Problem) -> Ints:
             count_B[bucket] += 1
             lacking -= count < least
             extras -= count == most
-            if count == most and not extras:
-                load_PB[:, count_B >= most] = np.inf
-                break
             if count + 1 >= most + (extras > 0):
                 load_PB[:, bucket] = np.inf
     return bucket_N

@@ -121,7 +121,7 @@ class ConstructorActor:
         bucket = self._bucket_of[rank]
 
         def ready() -> Plan | Reply | None:
-            return self._closed or self._answer(generation, bucket, slot)
+            return self._closed or self._answer(generation, rank, slot)
 
         answer = ready()
         if answer is None:
@@ -171,10 +171,14 @@ class ConstructorActor:
             return reply("generation", generation=self._generation)
         return None
 
-    def _answer(self, generation: int, bucket: int, slot: Slot) -> Plan | Reply | None:
+    def _answer(self, generation: int, rank: int, slot: Slot) -> Plan | Reply | None:
         """Return what a rank is to be told of a slot, None as long as nothing is known."""
         if generation != self._generation:
             return reply("generation", generation=self._generation)
+        if slot < self._marks[rank]:
+            # The trainer joined by a watermark from before the last word of the one it follows. It
+            # can begin behind that once the supervisor knows it.
+            return None if self._unreported() else reply("behind")
         plan = self._plans.get(slot[0])
         if plan is None:
             return self._failed
@@ -182,7 +186,7 @@ class ConstructorActor:
             return reply("end", step=plan.step)
         if slot[1] >= plan.num_microbatches:
             return reply("step_over", num_microbatches=plan.num_microbatches)
-        return None if self._shelf.get(slot, bucket) is None else plan
+        return None if self._shelf.get(slot, self._bucket_of[rank]) is None else plan
 
     def _batch(
         self,

@@ -82,6 +82,7 @@ class TrainerLink:
         self._num_microbatches = 1
         self._inflight: dict[Watermark, Any] = {}
         self._position: Watermark
+        self._begun: Watermark  # where this trainer took its rank up
         self._mark: Watermark
         self._sent: Watermark  # the last mark that was passed on
         self._stand(joined)
@@ -257,6 +258,8 @@ class TrainerLink:
                     self._desk.refuse(header["reason"], _error_bytes(arrays))
                 elif status == "generation":
                     self._adopt()
+                elif status == "behind" and self._position == self._begun:
+                    self._stand(self._look())
                 elif status == "claim":
                     raise ClaimError(
                         f"rank {self.rank} of {self._run} no longer belongs to this trainer",
@@ -305,8 +308,6 @@ class TrainerLink:
 
     def _request_ahead(self) -> None:
         """Keep the next microbatches on their way."""
-        if self._pending is not None:
-            return
         step, microbatch = self._position
         for _ in range(self._prefetch):
             if (step, microbatch) not in self._inflight:
@@ -359,7 +360,7 @@ class TrainerLink:
     def _stand(self, standing: dict[str, Any]) -> None:
         """Begin at the place that the supervisor has on record."""
         self._start = Point.from_json(standing["point"])
-        self._position = (self._start.step, self._start.microbatch)
+        self._position = self._begun = (self._start.step, self._start.microbatch)
         self._mark = self._sent = self._position
         self._state_before = self._start.state
         self._facts = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from megadask.planner.errors import ConfigError
-from megadask.readers.files import FileReader, Part
-from megadask.readers.ipc_footer import MAGIC, blocks
+from megadask.readers.files import FileReader, Part, check_columns, check_has_columns
+from megadask.readers.ipc_footer import MAGIC, Block, blocks
 from megadask.readers.paths import DataFile, Paths
 from megadask.readers.records import records
 from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
@@ -26,28 +26,39 @@ class ArrowIpc(FileReader):
     ----------
     paths
         A path, glob, brace list or fsspec URL, or several of them.
+    columns
+        Columns to make records of; all of them when None. The others are read and dropped.
     """
 
-    def __init__(self, paths: Paths) -> None:
-        super().__init__(paths)
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
+        self._columns = check_columns(type(self).__name__, columns)
+        super().__init__(paths, columns=self._columns)
 
     def _list(self, file: DataFile) -> list[Part]:
         try:
             with open_arrow(file.url) as source:
-                if source.read(len(MAGIC)) == MAGIC:
-                    return [
-                        Part(file.url, Shard(f"{file.name}#batch{index}", *block), index)
-                        for index, block in enumerate(blocks(source))
-                    ]
-                source.seek(0)
-                pa.ipc.open_stream(source).close()
+                names, batches = self._inspect(source)
         except (ValueError, pa.ArrowNotImplementedError, *ARROW_ERRORS) as error:
             if is_storage_error(error):
                 raise
             raise ConfigError(
                 f"{file.url} is neither an Arrow file nor a stream: {error}"
             ) from error
-        return [Part(file.url, Shard(file.name, None, file.size_bytes))]
+        check_has_columns(file.url, self._columns, names)
+        if batches is None:
+            return [Part(file.url, Shard(file.name, None, file.size_bytes))]
+        return [
+            Part(file.url, Shard(f"{file.name}#batch{index}", *block), index)
+            for index, block in enumerate(batches)
+        ]
+
+    def _inspect(self, source: pa.NativeFile) -> tuple[list[str], list[Block] | None]:
+        """Return the names of the columns, and the record batches unless it is a stream."""
+        is_file = source.read(len(MAGIC)) == MAGIC
+        batches = blocks(source) if is_file else None
+        source.seek(0)
+        with (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source) as reader:
+            return reader.schema.names, batches
 
     def _read(self, part: Part, start: int) -> Generator[Mapping[str, Any] | BadRecord, None, None]:
         position = 0
@@ -56,6 +67,8 @@ class ArrowIpc(FileReader):
             try:
                 for batch in batches:
                     first = max(start - position, 0)
+                    if self._columns is not None:
+                        batch = batch.select(self._columns)
                     if first < batch.num_rows:
                         yield from _checked(batch.slice(first), position + first)
                     position += batch.num_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import zstandard
 
@@ -39,13 +39,32 @@ def _zstandard() -> Decoder:
     return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
 
 
-#: Suffix to a maker of decoders, and the padding that may lie between and after members.
-_DECODERS: dict[str, tuple[Callable[[], Decoder], bytes]] = {
-    ".gz": (_gzip, b"\0"),
-    ".zst": (_zstandard, b""),
-    ".zstd": (_zstandard, b""),
-}
+class _Kind(NamedTuple):
+    """How one kind of compression is undone.
+
+    padding
+        What may lie between and after members.
+    piece_bytes
+        Bytes decoded at a time: a few can stand for very many (1 to 1,000 in gzip, 1 to 30,000 in
+        Zstandard), and what a piece decodes to is held.
+    """
+
+    make: Callable[[], Decoder]
+    padding: bytes
+    piece_bytes: int
+
+
+_GZIP = _Kind(_gzip, b"\0", 2**12)
+_ZSTANDARD = _Kind(_zstandard, b"", 2**9)
+
+#: By suffix.
+_DECODERS = {".gz": _GZIP, ".tgz": _GZIP, ".zst": _ZSTANDARD, ".zstd": _ZSTANDARD}
 _UNKNOWN = (".bz2", ".xz", ".lz4", ".br", ".zip", ".Z")
+
+
+def is_compressed(name: str) -> bool:
+    """Whether a file of this name is read through `decompress` rather than as it is."""
+    return name.endswith(tuple(_DECODERS))
 
 
 def check_suffix(name: str) -> None:
@@ -68,16 +87,15 @@ def decompress(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
     if kind is None:
         yield from chunks
         return
-    make, padding = kind
     decoder: Decoder | None = None
-    for chunk in chunks:
-        rest = chunk
+    for piece in _pieces(chunks, kind.piece_bytes):
+        rest = piece
         while rest:
             if decoder is None:
-                rest = rest.lstrip(padding) if padding else rest
+                rest = rest.lstrip(kind.padding) if kind.padding else rest
                 if not rest:
                     break
-                decoder = make()
+                decoder = kind.make()
             try:
                 data = decoder.decompress(rest)
             except (zlib.error, zstandard.ZstdError) as error:
@@ -88,3 +106,9 @@ def decompress(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
             decoder = None if decoder.eof else decoder
     if decoder is not None:
         raise BrokenData("the compressed stream ends too soon")
+
+
+def _pieces(chunks: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
+    for chunk in chunks:
+        for start in range(0, len(chunk), piece_bytes):
+            yield chunk[start : start + piece_bytes]

@@ -83,9 +83,13 @@ class FileReader(ABC):
         """Return the files, as absolute paths or URLs."""
         return sorted({part.url for part in self._listing()})
 
+    def _files(self) -> list[DataFile]:
+        """Return what `_list` is asked about."""
+        return expand(self._patterns)
+
     def _listing(self) -> tuple[Part, ...]:
         if self._parts is None:
-            files = expand(self._patterns)
+            files = self._files()
             with ThreadPoolExecutor(min(LISTING_THREADS, len(files))) as pool:
                 parts = tuple(part for found in pool.map(self._list, files) for part in found)
             if all(part.shard.rows == 0 for part in parts):
@@ -105,6 +109,20 @@ class FileReader(ABC):
 
     def __hash__(self) -> int:
         return hash((type(self), self._patterns))
+
+
+def check_columns(owner: str, columns: Sequence[str] | None) -> list[str] | None:
+    """Return the columns as a list; raises ConfigError for a single name."""
+    if isinstance(columns, str):
+        raise ConfigError(f"{owner}(columns=)", got=repr(columns), limit="a list of names")
+    return None if columns is None else list(columns)
+
+
+def check_has_columns(url: str, columns: Sequence[str] | None, names: Sequence[str]) -> None:
+    """Raise ConfigError where a file lacks a column that was asked for."""
+    missing = [name for name in columns or () if name not in names]
+    if missing:
+        raise ConfigError(f"{url} lacks columns", got=missing, limit=f"some of {list(names)}")
 
 
 def check_positive(owner: str, **values: object) -> None:

@@ -10,11 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megadask.planner.errors import ConfigError
-from megadask.readers.files import FileReader, Part, check_positive
+from megadask.readers.files import (
+    FileReader,
+    Part,
+    check_columns,
+    check_has_columns,
+    check_positive,
+)
 from megadask.readers.paths import DataFile, Paths
 from megadask.readers.records import records
 from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
 from megadask.scheduling.reading import BadRecord, Shard
+
+#: A request to remote storage costs more than these bytes.
+_REMOTE_BUFFER_BYTES = 2**19
 
 
 class Parquet(FileReader):
@@ -29,7 +38,8 @@ class Parquet(FileReader):
     batch_rows
         Rows decoded at a time.
     buffer_bytes
-        Read buffer of each column. Memory is this and a data page for each column, and a batch.
+        Read buffer of each column, at least 512 KiB for remote files: it is what one request
+        fetches. Memory is this and a data page for each column, and a batch.
     """
 
     def __init__(
@@ -37,13 +47,11 @@ class Parquet(FileReader):
         paths: Paths,
         columns: Sequence[str] | None = None,
         *,
-        batch_rows: int = 64,
+        batch_rows: int = 16,
         buffer_bytes: int = 64 * 1024,
     ) -> None:
         check_positive("Parquet", batch_rows=batch_rows, buffer_bytes=buffer_bytes)
-        if isinstance(columns, str):
-            raise ConfigError("Parquet(columns=)", got=repr(columns), limit="a list of names")
-        self._columns = None if columns is None else list(columns)
+        self._columns = check_columns("Parquet", columns)
         self._batch_rows = batch_rows
         self._buffer_bytes = buffer_bytes
         super().__init__(
@@ -52,15 +60,13 @@ class Parquet(FileReader):
 
     def _list(self, file: DataFile) -> list[Part]:
         try:
-            with open_arrow(file.url) as source, pq.ParquetFile(source) as parquet:
+            with open_arrow(file.url, in_order=False) as source, pq.ParquetFile(source) as parquet:
                 metadata, names = parquet.metadata, parquet.schema_arrow.names
         except (pa.ArrowNotImplementedError, *ARROW_ERRORS) as error:
             if is_storage_error(error):
                 raise
             raise ConfigError(f"{file.url} is not a Parquet file: {error}") from error
-        missing = [name for name in self._columns or () if name not in names]
-        if missing:
-            raise ConfigError(f"{file.url} lacks columns", got=missing, limit=f"some of {names}")
+        check_has_columns(file.url, self._columns, names)
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         # The sizes of compressed columns would add up exactly, but asking a damaged footer for a
         # column ends the process (pyarrow 26).
@@ -105,11 +111,14 @@ class Parquet(FileReader):
         self, part: Part, start: int, batch_rows: int
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the row group from row ``start`` on."""
+        is_remote = "://" in part.url
+        buffer_bytes = max(self._buffer_bytes, _REMOTE_BUFFER_BYTES if is_remote else 0)
         with (
-            open_arrow(part.url) as source,
+            # The columns lie apart, and what is read ahead of one would be dropped for the next.
+            open_arrow(part.url, in_order=False) as source,
             pq.ParquetFile(
                 source,
-                buffer_size=self._buffer_bytes,
+                buffer_size=buffer_bytes,
                 pre_buffer=False,
                 page_checksum_verification=True,
             ) as parquet,

@@ -64,6 +64,39 @@ def expand(patterns: Iterable[str]) -> list[DataFile]:
     return [DataFile(url, names[url], sizes[url]) for url in sorted(sizes, key=names.__getitem__)]
 
 
+def below(folder: str) -> list[DataFile]:
+    """Return all files in a folder and its folders, named by their path in it, sorted by name.
+
+    Raises ConfigError where there are none.
+    """
+    filesystem, root = _filesystem(os.path.normpath(folder) if "://" not in folder else folder)
+    found = filesystem.find(root, detail=True)
+    root = posixpath.join(root, "")
+    files = [
+        DataFile(_url(filesystem, name, folder), name.removeprefix(root), info.get("size"))
+        for name, info in found.items()
+        if name.startswith(root)
+    ]
+    if not files:
+        raise ConfigError(f"there are no files in {folder!r}")
+    return sorted(files, key=lambda file: file.name)
+
+
+def _filesystem(path: str) -> tuple[Any, str]:
+    try:
+        filesystem, root = fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"cannot open {path!r}: {error}") from error
+    # Object stores keep what they once listed, and would not see data that changed since.
+    filesystem.invalidate_cache()
+    return filesystem, root
+
+
+def _url(filesystem: Any, found: str, asked: str) -> str:
+    """Return what a file system found, in the form in which it was asked for."""
+    return str(filesystem.unstrip_protocol(found)) if "://" in asked else found
+
+
 def _absolute(path: str | os.PathLike[str]) -> str:
     text: object = os.fspath(path)
     if not isinstance(text, str) or not text:
@@ -100,15 +133,7 @@ def _match(path: str, pattern: str) -> dict[str, int | None]:
     asked = f"(from {pattern!r})" if path != pattern else ""
     if "://" not in path:
         path = os.path.normpath(path)
-    try:
-        filesystem, root = fsspec.core.url_to_fs(path)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"cannot open {path!r}: {error}") from error
-    local = "://" not in path
-
-    def url(found: str) -> str:
-        return found if local else str(filesystem.unstrip_protocol(found))
-
+    filesystem, root = _filesystem(path)
     try:
         # Before globbing, for names that hold a "[" or "*".
         info: dict[str, Any] | None = filesystem.info(root)
@@ -120,14 +145,18 @@ def _match(path: str, pattern: str) -> dict[str, int | None]:
             remedy=f"Name the files in it, such as {posixpath.join(path, '*.parquet')!r}.",
         )
     if info is not None:
-        return {url(root): info.get("size")}
+        return {_url(filesystem, root, path): info.get("size")}
     if not any(sign in root for sign in "*?["):
         raise ConfigError(
             f"there is no file {path!r} {asked}".rstrip(),
             remedy="A relative path is taken from the folder where the reader was made.",
         )
     found = filesystem.glob(root, detail=True)
-    files = {url(name): info.get("size") for name, info in found.items() if _is_file(info)}
+    files = {
+        _url(filesystem, name, path): info.get("size")
+        for name, info in found.items()
+        if _is_file(info)
+    }
     if not files:
         raise ConfigError(
             f"no file matches {path!r} {asked}".rstrip(),

@@ -34,9 +34,14 @@ def open_binary(url: str) -> BinaryIO:
     return cast("BinaryIO", _RemoteFile(url))
 
 
-def open_arrow(url: str) -> pa.NativeFile:
-    """Open a file for Arrow, with the same failures; a local one is read without the GIL."""
-    return pa.OSFile(url) if "://" not in url else pa.PythonFile(_RemoteFile(url), mode="r")
+def open_arrow(url: str, *, in_order: bool = True) -> pa.NativeFile:
+    """Open a file for Arrow, with the same failures; a local one is read without the GIL.
+
+    Of a remote file that is not read in order, exactly what is asked for is fetched.
+    """
+    if "://" not in url:
+        return pa.OSFile(url)
+    return pa.PythonFile(_RemoteFile(url, "readahead" if in_order else "none"), mode="r")
 
 
 def is_storage_error(error: BaseException) -> bool:
@@ -64,13 +69,18 @@ def chunks(file: BinaryIO, size_bytes: int | None) -> Iterator[bytes]:
         raise BrokenData(f"the file ends after {total_bytes} of {size_bytes} bytes")
 
 
+_ERRNOS = {FileNotFoundError: errno.ENOENT, PermissionError: errno.EACCES}
+
+
 class _RemoteFile(io.RawIOBase):
     """An fsspec file whose every failure is an OSError with an errno."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, cache_type: str = "readahead") -> None:
         try:
             filesystem, path = fsspec.core.url_to_fs(url)
-            self._file: Any = filesystem.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)
+            self._file: Any = filesystem.open(
+                path, "rb", block_size=REMOTE_BLOCK_BYTES, cache_type=cache_type
+            )
         except Exception as error:
             raise _with_errno(error) from error
 
@@ -101,4 +111,6 @@ class _RemoteFile(io.RawIOBase):
 def _with_errno(error: Exception) -> OSError:
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    return OSError(errno.EIO, f"{type(error).__name__}: {error}")
+    code = next((code for kind, code in _ERRNOS.items() if isinstance(error, kind)), errno.EIO)
+    # OSError makes itself the subclass that belongs to the number.
+    return OSError(code, f"{type(error).__name__}: {error}")

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +21,10 @@ import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
 from megadask.planner.errors import ConfigError
-from megadask.readers import ArrowIpc, Jsonl, Parquet
+from megadask.readers import ArrowIpc, Csv, Jsonl, Parquet, Tar, Text
 from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard
+from tests.megadask.helpers.reader_cases import IN_FILES, Case, plain
+from tests.megadask.helpers.reader_cases import RECORDS as CASE_RECORDS
 
 # Texts that do not compress, so that a cut anywhere cuts records.
 _RNG = np.random.default_rng(0)
@@ -190,6 +193,25 @@ class TestJsonl:
         assert bad == BadRecord("line 2: longer than max_line_bytes")
 
     @pytest.mark.parametrize(
+        ("suffix", "encode"), [(".gz", gzip.compress), (".zst", zstandard.compress)]
+    )
+    def test_a_huge_document_in_a_small_file_is_never_held(
+        self, tmp_path: Path, suffix: str, encode: Callable[[bytes], bytes]
+    ) -> None:
+        path = tmp_path / f"x.jsonl{suffix}"
+        path.write_bytes(encode(b'{"a": 1}\n' + bytes(2**28) + b'\n{"a": 2}\n'))
+        reader = Jsonl(path, max_line_bytes=2**20)
+        tracemalloc.start()
+        try:
+            first, bad, last = reader.read(0)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert (first, last) == ({"a": 1}, {"a": 2})
+        assert bad == BadRecord("line 2: longer than max_line_bytes")
+        assert peak_bytes < 2**27
+
+    @pytest.mark.parametrize(
         ("suffix", "encode"),
         [("", bytes), (".gz", gzip.compress), (".zst", zstandard.compress)],
     )
@@ -320,7 +342,12 @@ class TestArrow:
                 ArrowIpc(path).shards()
 
 
-READERS = [Parquet, Jsonl, ArrowIpc]
+READERS = [Parquet, Jsonl, ArrowIpc, Text, Csv, Tar]
+#: Cases of which a cut leaves nothing: the end of the file says where its data are, it is one block
+#: of the compressor, or it is one record.
+ALL_OR_NOTHING = {
+    "parquet", "arrow file", "zst", "text zst", "tar.zst", "mds zstd", "text files", "images",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -352,45 +379,78 @@ class TestMissing:
             kind("zip://x.jsonl::memory://x.zip")
 
 
-def _listed(kind: Any, path: str | Path, local: Path) -> Reader:
-    write: dict[Any, Callable[[Path], Any]] = {
-        Parquet: _write_parquet,
-        ArrowIpc: _write_arrow,
-        Jsonl: lambda p: p.write_bytes(b"".join(LINES)),
-    }
-    write[kind](local)
-    reader: Reader = kind(path)
-    return reader
+@pytest.mark.parametrize("case", IN_FILES, ids=lambda case: case.name)
+class TestAnyReader:
+    """What every reader of files does when its storage or its data fails."""
 
-
-@pytest.mark.parametrize("kind", READERS)
-class TestStorage:
-    """Failures of storage stay OSErrors, which the caller may retry; they never end a shard."""
-
-    def test_a_file_that_is_gone(self, kind: Any, tmp_path: Path) -> None:
-        reader = _listed(kind, tmp_path / "x", tmp_path / "x")
+    def _listed(self, case: Case, folder: Path) -> tuple[Reader, Path]:
+        """Return a reader that has listed its shards, and the file of the first one."""
+        folder.mkdir(exist_ok=True)
+        case.write(folder, CASE_RECORDS)
+        reader: Reader = case.make(str(folder), CASE_RECORDS)
         reader.shards()
-        (tmp_path / "x").unlink()
+        return reader, Path(reader.paths()[0])
+
+    def test_a_file_that_is_gone(self, case: Case, tmp_path: Path) -> None:
+        reader, path = self._listed(case, tmp_path)
+        path.unlink()
         with pytest.raises(FileNotFoundError):
             next(reader.read(0))
+
+    def test_a_cut_file_is_read_up_to_the_cut(self, case: Case, tmp_path: Path) -> None:
+        reader, path = self._listed(case, tmp_path)
+        whole, data = _rows(reader), path.read_bytes()
+        longest = 0
+        for size in sorted({*range(0, len(data), max(len(data) // 40, 1)), len(data) - 1}):
+            path.write_bytes(data[:size])
+            rows, message = _until_it_breaks(reader)
+            bad = next((i for i, row in enumerate(rows) if isinstance(row, BadRecord)), len(rows))
+            assert rows[:bad] == whole[:bad]
+            if message is None:  # a file is a record of its own, or what is cut off is padding
+                assert (bad == 0) if case.name == "images" else rows == whole
+                continue
+            assert len(rows) == bad
+            assert reader.shards()[0].name in message
+            assert f"row {len(rows)} on" in message
+            longest = max(longest, len(rows))
+            for start in (0, len(rows) // 2, len(rows)):
+                assert _until_it_breaks(reader, start)[0] == rows[start:]
+        assert (longest == 0) == (case.name in ALL_OR_NOTHING)
+
+    def test_noise_is_found_or_harmless(self, case: Case, tmp_path: Path) -> None:
+        if case.name in ("parquet", "arrow file", "arrow stream", "hugging face"):
+            pytest.skip("pyarrow's own decoders: tested above, format by format")
+        reader, path = self._listed(case, tmp_path)
+        data = path.read_bytes()
+        rng = np.random.default_rng(0)
+        for _ in range(60):
+            noisy = bytearray(data)
+            for place in rng.integers(len(data), size=int(rng.integers(1, 4))):
+                noisy[place] = int(rng.integers(256))
+            path.write_bytes(noisy)
+            with suppress(ConfigError):  # it looks like another file in its place
+                rows, _ = _until_it_breaks(reader)
+                assert _until_it_breaks(reader, 2)[0] == rows[2:]
 
     @pytest.mark.parametrize(
         "error",
         [TimeoutError(), RuntimeError("reset by peer"), OSError("no errno"), OSError(5, "io")],
     )
-    @pytest.mark.parametrize("after_bytes", [0, 20_000])
-    def test_reads_that_fail(
+    @pytest.mark.parametrize("part", [0, 0.2])
+    def test_storage_that_fails_may_be_tried_again(
         self,
-        kind: Any,
+        case: Case,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         error: Exception,
-        after_bytes: int,
+        part: float,
     ) -> None:
-        reader = _listed(kind, f"memory://{tmp_path.name}", tmp_path / "x")
+        _, path = self._listed(case, tmp_path)
         memory = fsspec.filesystem("memory")
-        memory.pipe(f"/{tmp_path.name}", (tmp_path / "x").read_bytes())
-        whole = list(reader.read(0))
+        memory.put(str(tmp_path), f"/{tmp_path.name}", recursive=True)
+        reader = case.make(f"memory://{tmp_path.name}", CASE_RECORDS)
+        whole = _rows(reader)
+        after_bytes = int(path.stat().st_size * part)
         with monkeypatch.context() as patch:
             open_file = MemoryFileSystem._open
             patch.setattr(
@@ -401,8 +461,22 @@ class TestStorage:
             with pytest.raises(OSError, match=r"Errno") as caught:
                 list(reader.read(0))
         assert not isinstance(caught.value, TruncatedShard)
-        assert list(reader.read(0)) == whole
-        memory.rm(f"/{tmp_path.name}")
+        assert _rows(reader) == whole
+        memory.rm(f"/{tmp_path.name}", recursive=True)
+
+
+def _rows(reader: Reader) -> list[Any]:
+    return [plain(row) for row in reader.read(0)]
+
+
+def _until_it_breaks(reader: Reader, start: int = 0) -> tuple[list[Any], str | None]:
+    """Return the rows, and what TruncatedShard says if it comes."""
+    rows: list[Any] = []
+    try:
+        rows.extend(map(plain, reader.read(0, start)))
+    except TruncatedShard as error:
+        return rows, str(error)
+    return rows, None
 
 
 class _FlakyFile:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -17,6 +19,7 @@ import pytest
 from distributed import Client
 
 import megadask as md
+from megadask.scheduling.constructor_actor import ConstructorActor
 from megadask.scheduling.journal import Journal
 from tests.megadask.helpers.data import (
     corpus,
@@ -457,6 +460,33 @@ def test_a_trainer_that_comes_back_goes_on(
         at = whole[0].index(ranks[0][0])
         assert at < 3
         assert ranks[0] == whole[0][at:]
+        assert service.audit()["ok"]
+        lost.close()
+
+
+def test_a_trainer_that_joins_by_an_old_watermark_catches_up(
+    local_client: Client,
+    name: str,
+    whole: Sequence[Sequence[Seen]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The supervisor hears of what its predecessor acknowledged only after it has joined."""
+    gate, report = threading.Event(), ConstructorActor._report
+
+    async def hold_back(self: ConstructorActor) -> None:
+        while not gate.is_set():
+            await asyncio.sleep(0.01)
+        await report(self)
+
+    monkeypatch.setattr(ConstructorActor, "_report", hold_back)
+    with md.serve(make(), local_client, name=name) as service:
+        lost = connect(service, 0)
+        take(lost, 3)
+        with connect(service, 0) as heir, connect(service, 1) as other:
+            assert tuple(service.stats()["watermarks"]["0"]) == (0, 0)
+            threading.Timer(0.2, gate.set).start()
+            both = Ranks([partial(drain, heir), partial(drain, other)]).results()
+        assert both == [list(whole[0][2:]), list(whole[1])]
         assert service.audit()["ok"]
         lost.close()
 

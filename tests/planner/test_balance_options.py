@@ -156,6 +156,21 @@ def test_dealing_at_once_is_dealing_one_by_one(
         assert (flat_N[mine] - group * ways).tolist() == expected
 
 
+@pytest.mark.parametrize("equal_counts", [False, True])
+def test_several_parts_keep_to_the_numbers_of_items(equal_counts: bool) -> None:
+    rng = np.random.default_rng(0)
+    for num_items in range(4, 40):
+        problem = Problem(
+            cost_NP=rng.lognormal(9, 2, (num_items, 2)).astype(np.int64),
+            num_buckets=4,
+            num_microbatches=3,
+            equal_counts=equal_counts,
+        )
+        count_B = np.bincount(balance(problem, "greedy") // 3, minlength=4)
+        assert count_B.min() >= problem.least_items
+        assert count_B.max() <= problem.most_items
+
+
 def test_items_of_no_cost_are_spread_by_number() -> None:
     cost_NP = np.array([[5], [4], [3], *[[0]] * 21])
     for method in ("assignment", "greedy"):
@@ -170,7 +185,7 @@ def test_swaps_keep_the_books_and_never_lose(
 ) -> None:
     rng = np.random.default_rng(seed)
     shape, bins = (problems, groups), 2
-    cost_UP = rng.integers(0, 1000, (6 * problems * groups, parts))
+    cost_UP = rng.integers(0, 1000, (rng.integers(1, 7) * problems * groups, parts))
     bin_U = rng.integers(0, problems * groups * bins, len(cost_UP))
     bin_U[: problems * groups] = np.arange(problems * groups) * bins
     size_U = rng.integers(0, 50, len(cost_UP))

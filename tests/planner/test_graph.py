@@ -148,7 +148,7 @@ def test_bad_words_are_named_at_once(record: object, match: str) -> None:
     st.integers(1, 6),
     st.integers(1, 3),
     st.booleans(),
-    st.sampled_from(["assignment", "greedy", "none"]),
+    st.sampled_from(["assignment", "greedy", "karmarkar_karp", "none"]),
 )
 def test_plan_of_a_table(
     tokens: list[int], buckets: int, microbatches: int, equal_counts: bool, method: str

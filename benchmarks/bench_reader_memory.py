@@ -1,0 +1,161 @@
+"""How much memory does an open Parquet source take, by how it was written and how it is read?
+
+Writes files of 38 columns (two texts, an image, 35 short ones) and opens ``--sources`` of them at
+once, each way in a process of its own: ``python benchmarks/bench_reader_memory.py``. Prints
+megabytes (10^6 bytes) of proportional set size an open source, above what the process took before
+it opened any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megadask.readers import Parquet
+
+NUM_SOURCES = 16
+ROW_GROUP_ROWS = 1000
+NUM_ROW_GROUPS = 30
+NUM_NUMBERS, NUM_NAMES = 28, 7
+#: Means of exponential distributions.
+TEXT_BYTES, CAPTION_BYTES, IMAGE_BYTES = 800, 150, 25_000
+#: Rows read of every source before memory is measured.
+ROWS_READ = 100
+
+NAMES = [f"name{i}" for i in range(NUM_NAMES)]
+
+#: Title to options of the writer.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "pages of 64 kB, dictionaries for names only": {
+        "use_dictionary": NAMES,
+        "data_page_size": 64 * 1024,
+        "write_batch_size": 16,
+    },
+    "as pyarrow writes by default": {},
+}
+
+
+def table() -> pa.Table:
+    """Return the rows of one row group."""
+    rng = np.random.default_rng(0)
+    words = [rng.bytes(4).hex() for _ in range(5000)]
+
+    def texts(mean_bytes: int) -> list[str]:
+        lengths = rng.exponential(mean_bytes, ROW_GROUP_ROWS).astype(int) // 9
+        return [" ".join(words[i] for i in rng.integers(len(words), size=n)) for n in lengths]
+
+    images = rng.exponential(IMAGE_BYTES, ROW_GROUP_ROWS).astype(int)
+    columns: dict[str, Any] = {
+        "text": texts(TEXT_BYTES),
+        "caption": texts(CAPTION_BYTES),
+        "image": [rng.bytes(n) for n in images.tolist()],
+    }
+    columns |= {f"number{i}": rng.normal(size=ROW_GROUP_ROWS) for i in range(NUM_NUMBERS)}
+    columns |= {name: [words[i] for i in rng.integers(50, size=ROW_GROUP_ROWS)] for name in NAMES}
+    return pa.table(columns)
+
+
+def write(path: Path, **options: Any) -> str:
+    """Write a file, and return what is in it."""
+    rows = table()
+    with pq.ParquetWriter(path, rows.schema, **options) as writer:
+        for _ in range(NUM_ROW_GROUPS):
+            writer.write_table(rows)
+    metadata = pq.read_metadata(path)
+    return (
+        f"{metadata.num_columns} columns, {metadata.num_row_groups} row groups of "
+        f"{metadata.row_group(0).total_byte_size / 1e6:.0f} MB, "
+        f"footer of {metadata.serialized_size / 1e6:.2f} MB"
+    )
+
+
+def opened(path: Path) -> Iterator[Any]:
+    """Hold a file with its footer, read nothing."""
+    with pq.ParquetFile(path) as file:
+        while True:
+            yield file.metadata
+
+
+def reader(path: Path, **options: Any) -> Iterator[Any]:
+    yield from Parquet(path, **options).read(0)
+
+
+def naive(path: Path) -> Iterator[Any]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(64):
+            yield from batch.to_pylist()
+
+
+def row_group(path: Path) -> Iterator[Any]:
+    with pq.ParquetFile(path) as file:
+        group = file.read_row_group(0)
+        for row in range(group.num_rows):
+            yield group.slice(row, 1)
+
+
+WAYS: dict[str, tuple[str, Callable[[Path], Iterator[Any]]]] = {
+    "opened": ("opened only", opened),
+    "default": ("readers.Parquet, defaults", reader),
+    "text": (
+        "readers.Parquet, two columns",
+        lambda path: reader(path, columns=["text", "caption"]),
+    ),
+    "naive": ("iter_batches(64)", naive),
+    "group": ("read_row_group, held", row_group),
+}
+
+
+def pss_bytes() -> int:
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def measure(way: str, path: Path, num_sources: int) -> float:
+    """Return megabytes an open source."""
+    _, read = WAYS[way]
+    warm = read(path)
+    for _ in range(ROWS_READ):
+        next(warm)
+    warm.close()  # type: ignore[attr-defined]
+    before = pss_bytes()
+    held = [read(path) for _ in range(num_sources)]
+    for rows in held:
+        for _ in range(ROWS_READ):
+            next(rows)
+    return (pss_bytes() - before) / num_sources / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sources", type=int, default=NUM_SOURCES)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way:
+        print(measure(options.way, options.path, options.sources))
+        return
+    for layout, how in LAYOUTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "typical.parquet"
+            print(f"{layout}: {write(path, **how)}")
+            for way, (title, _) in WAYS.items():
+                command = [sys.executable, __file__, "--way", way, "--path", str(path)]
+                command += ["--sources", str(options.sources)]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                print(f"  {title:32} {float(done.stdout):6.1f} MB an open source", flush=True)
+
+
+if __name__ == "__main__":
+    main()
