@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from megadask.planner.problem import Ints, Problem, times
+from megadask.planner.problem import Ints, Problem, placed_costs, times
 
 _ROUNDING = 2.0**-40  # what rounding may add to a bound that is computed in floats
 
@@ -26,14 +26,18 @@ def imbalance(problem: Problem, bin_N: Ints) -> float:
     return float(max(ratios, default=1.0))
 
 
-def lower_bound(problem: Problem) -> float:
-    """Return an `imbalance` that no placement can beat."""
+def lower_bound(problem: Problem, bin_N: Ints | None = None) -> float:
+    """Return an `imbalance` that no placement can beat.
+
+    With ``bin_N``, (N,) int64, the transfers of that placement belong to the even time: a max /
+    mean of loads that no placement can beat without moving less.
+    """
     problem = problem.reduced()
-    ratios = [
-        floor / even
-        for floor, even in zip(floors(problem), even_times(problem), strict=True)
-        if even
-    ]
+    even_P = even_times(problem)
+    if bin_N is not None and problem.transfer_NB is not None:
+        cost_NP = placed_costs(problem, bin_N // problem.packs_per_bucket)
+        even_P[0] = int(cost_NP[:, 0].sum()) / _speed(problem)
+    ratios = [floor / even for floor, even in zip(floors(problem), even_P, strict=True) if even]
     return max(1.0, max(ratios, default=1.0) * (1 - _ROUNDING))
 
 

@@ -215,7 +215,7 @@ class DGraph(Recorder):
             cp_degree=np.ones_like(bin_N),
             microbatch=bin_N % num_microbatches,
             loads=bucket_loads(problem, bin_N) * np.float64(unit_of(strategy.cost)),
-            bound=lower_bound(replace(problem, equal_counts=False)),
+            bound=lower_bound(replace(problem, equal_counts=False), bin_N),
             method=strategy.method,
             topology=self.topology,
             axis=strategy.axis,

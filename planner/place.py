@@ -158,7 +158,7 @@ def _plan(
         loads_BMP=bucket_loads(problem, bin_N)
         if problem
         else np.zeros((num_buckets, 0, 1), np.int64),
-        bound=lower_bound(problem) if problem else 1.0,
+        bound=lower_bound(problem, bin_N) if problem else 1.0,
         speeds=relative_speeds(problem.speed_B) if problem else None,
         num_packs=num_packs,
         num_loss_tokens=int(draw.table["loss_tokens"].sum()),

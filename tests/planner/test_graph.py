@@ -220,6 +220,9 @@ def test_what_is_dear_to_move_stays_home() -> None:
     graph = DGraph.from_metadata(columns, ClientPlaceTree(dp=4))
     plan = graph.balance(transfer=transfer).plan()
     np.testing.assert_array_equal(plan.assignment, home_N)
+    # What all have to move is no imbalance, and the bound does not take it for one.
+    plan = graph.balance(transfer=lambda _, num_buckets: np.full((64, num_buckets), 1e6)).plan()
+    assert 1 <= plan.bound <= plan.imbalance * (1 + 1e-12) < 1.001
     with pytest.raises(CostError, match=r"transfer.*\(64, 4\)"):
         graph.balance(transfer=lambda table, _: table["tokens"]).plan()
 
