@@ -25,8 +25,9 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 demo: $(INSTALLED) ## train a small model on a local cluster, end to end
 	$(BIN)/python -m megadask demo
 
+# Two files at a time: many tests wait for processes more than they compute.
 test: $(INSTALLED) ## run the tests and notebooks; `make faults` has those that kill processes
-	$(PYTEST) --nbmake tests $(wildcard notebooks) --ignore=tests/faults $(PYTEST_ARGS)
+	$(PYTEST) -n 2 --dist loadfile --nbmake tests $(wildcard notebooks) --ignore=tests/faults $(PYTEST_ARGS)
 
 test-wheel: $(INSTALLED) ## run the tests against the built wheel, outside the checkout
 	rm -rf build
