@@ -274,7 +274,7 @@ def report(rows: list[dict], lines: dict[str, list[list[float]]], command: str) 
         "`benchmarks/lengths.py`; ranks x samples a rank",
         "- max/mean of the worst part; KK is Karmarkar-Karp by the sum of parts",
         "- where the bound is above 1, the largest documents cost more than a rank should: "
-        "deferral and splitting are measured in their own reports\n",
+        "docs/deferral.md and docs/context_parallel.md have what helps then\n",
         f"| {' | '.join(HEADER)} |",
         f"|{' --- |' * len(HEADER)}",
         *(f"| {' | '.join(cells(row))} |" for row in rows),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 
+import lengths
 import numpy as np
-from numpy.typing import NDArray
 
 from megadask.planner import Packed
 from megadask.planner.balance import Problem, balance, bucket_loads
@@ -22,30 +22,16 @@ CONTEXT = 32768
 CP = 8
 NUM_STEPS = 20
 PACKS = 8
-HIDDEN = 5120
 REPEATS = 5
-#: Name to median, sigma and share: lognormal lengths of texts. Images come on top of "image-text".
-KINDS = {"chat": (250, 1.0), "web": (600, 1.1), "long": (6000, 1.3), "image-text": (150, 0.8)}
-MIXES = {
-    "chat": {"chat": 1.0},
-    "web": {"web": 1.0},
-    "mixed": {"chat": 0.3, "web": 0.4, "long": 0.1, "image-text": 0.2},
-    "longctx": {"web": 0.5, "long": 0.5},
-}
+#: "chat" or a mix of `lengths`.
+MIXES = ("chat", "web", "mixed", "longctx")
 
 
-def lengths(mix: str, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def documents(mix: str, count: int, rng: np.random.Generator) -> lengths.Ints:
     """Return (count,) tokens of documents."""
-    kinds = list(MIXES[mix])
-    kind_N = rng.choice(len(kinds), count, p=list(MIXES[mix].values()))
-    median_N, sigma_N = np.array([KINDS[kind] for kind in kinds])[kind_N].T
-    tokens_N = median_N * np.exp(sigma_N * rng.standard_normal(count))
-    images_N = np.minimum(rng.geometric(0.5, count), 8)
-    images_N[np.array(kinds)[kind_N] != "image-text"] = 0
-    for number in range(8):
-        image_N = np.minimum(rng.lognormal(np.log(500), 1.0, count), 4096)
-        tokens_N += np.where(images_N > number, image_N, 0)
-    return np.clip(tokens_N, 1, CONTEXT).astype(np.int64)
+    if mix == "chat":
+        return lengths.lognormal(rng, count, 250, 1.0, CONTEXT)
+    return lengths.mix(mix, rng, count, CONTEXT)["tokens"]
 
 
 def packed(mix: str, rng: np.random.Generator) -> Packs:
@@ -53,7 +39,7 @@ def packed(mix: str, rng: np.random.Generator) -> Packs:
     batching = Packed(CONTEXT, PACKS, pad_to_multiple=2 * CP)
     packing, used = Packing(PACKS, batching), [0] * PACKS
     sizes, packs, offsets = [], [], []
-    for size in batching.padded(lengths(mix, PACKS * CONTEXT // 100, rng)).tolist():
+    for size in batching.padded(documents(mix, PACKS * CONTEXT // 100, rng)).tolist():
         if size > packing.room:
             break
         pack = packing.add(size)
@@ -86,16 +72,16 @@ def compare_spreading(dp: int, microbatches: int) -> tuple[float, ...]:
     """Return max / mean of whole documents and of spread ones, microbatch by microbatch, and ms."""
     seen = []
     for seed in range(REPEATS):
-        tokens_N = lengths("mixed", 16 * dp * CP, np.random.default_rng(seed))
-        cost_N = tokens_N * 6 * HIDDEN + tokens_N**2
+        tokens_N = documents("mixed", 16 * dp * CP, np.random.default_rng(seed))
+        cost_N = lengths.transformer_cost(tokens_N)
         mean = cost_N.sum() / (dp * CP)
         problem = Problem(
             cost_NP=cost_N[:, None], num_buckets=dp * CP, num_microbatches=microbatches
         )
         load_BM = bucket_loads(problem, balance(problem))[:, :, 0]
-        began = time.perf_counter()
+        began = time.process_time()
         hybrid = spread(cost_N, tokens_N, dp=dp, cp=CP, microbatches=microbatches)
-        took_ms = (time.perf_counter() - began) * 1e3
+        took_ms = (time.process_time() - began) * 1e3
         whole, whole_micro = load_BM.sum(axis=1).max(), load_BM.max(axis=0).sum()
         loads = (whole, whole_micro, hybrid.slowest, hybrid.slowest_microbatches)
         shared = (hybrid.cp_degree > 1).mean()

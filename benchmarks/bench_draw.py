@@ -16,14 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner import ClientPlaceTree, DGraph, Packed, costs
+from megadask.planner import lengths as laws
+from megadask.planner.ahead import rows_after
 from megadask.planner.deferral import Deferral
-from megadask.planner.draw import Draw, DrawRules, MixBy, Rows, draw, rows_after
+from megadask.planner.draw import Draw, DrawRules, draw
 from megadask.planner.drift import drift
+from megadask.planner.lines import Rows
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata
-from megadask.planner.mixture import TOTAL_SHARE
 from megadask.planner.place import place
 from megadask.planner.state import PlannerState
-from megadask.planner.weights import quantise
+from megadask.planner.weights import TOTAL_SHARE, MixBy, quantise
 
 NUM_STEPS = 9
 RANKS = 8
@@ -131,16 +133,9 @@ def many_sources(num_sources: int, num_spans: int, by: MixBy, ways: int | None) 
 
 
 def mixed(rng: np.random.Generator, count: int) -> dict[str, NDArray[np.int64]]:
-    """Return lengths of count documents of each kind, up to 32k tokens."""
-    images = np.minimum(rng.lognormal(np.log(500), 1.0, (count, 8)), 4096)
-    has_image = np.arange(8) < np.minimum(rng.geometric(0.5, count), 8)[:, None]
-    lengths = {
-        "chat": rng.lognormal(np.log(250), 1.0, count),
-        "web": rng.lognormal(np.log(600), 1.1, count),
-        "long": rng.lognormal(np.log(6000), 1.3, count),
-        "image-text": rng.lognormal(np.log(150), 0.8, count) + (images * has_image).sum(axis=1),
-    }
-    return {name: np.clip(length, 1, 32_768).astype(np.int64) for name, length in lengths.items()}
+    """Return lengths of count documents of each source of the mix, up to 32k tokens."""
+    sources, _ = laws.mix("mixed", 32_768)
+    return {name: law.sample(rng, count)["tokens"] for name, law in sources.items()}
 
 
 def long_tail(ranks: int, samples: int, num_steps: int, steps_ways: tuple[int, int] | None) -> Tail:

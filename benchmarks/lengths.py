@@ -1,8 +1,4 @@
-"""Made-up document lengths: the kinds and mixes that the benchmarks plan for.
-
-Texts are lognormal by (median, sigma), in tokens, and clipped to the context; an image-text
-document is a short text with 1 to 8 images.
-"""
+"""Made-up steps: documents of the mixes of `megadask.planner.lengths`, shuffled, as one table."""
 
 from __future__ import annotations
 
@@ -11,22 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner import lengths as laws
 from megadask.planner.metadata import Metadata, Ragged
 
 Ints = NDArray[np.int64]
 
-#: Median and sigma of the tokens of a text.
-TEXTS = {"chat": (250, 1.0), "web": (600, 1.1), "long": (6000, 1.3), "image-text": (150, 0.8)}
-#: Median and sigma of the tokens of an image, and the most of them.
-IMAGE = (500, 1.0, 4096)
-MOST_IMAGES = 8
-#: Shares of the kinds by name of the mix.
-MIXES = {
-    "web": {"web": 1.0},
-    "mixed": {"chat": 0.3, "web": 0.4, "long": 0.1, "image-text": 0.2},
-    "longctx": {"web": 0.5, "long": 0.5},
-    "vl": {"image-text": 0.8, "chat": 0.2},
-}
+#: Names of the mixes, see `megadask.planner.lengths.mix`.
+MIXES = ("web", "mixed", "longctx", "vl")
 #: Width of the model that the costs are those of.
 HIDDEN = 5120
 
@@ -39,15 +26,18 @@ def lognormal(rng: np.random.Generator, n: int, median: float, sigma: float, mos
 
 def mix(name: str, rng: np.random.Generator, n: int, context: int) -> Metadata:
     """Return a table of n documents: ``source`` (the kind), ``tokens``, items of ``image``."""
-    shares = MIXES[name]
+    sources, shares = laws.mix(name, context)
     kind_N = rng.choice(list(shares), n, p=list(shares.values()))
     tokens_N = np.zeros(n, np.int64)
-    for kind in shares:
+    for kind, law in sources.items():
         some = np.flatnonzero(kind_N == kind)
-        tokens_N[some] = lognormal(rng, len(some), *TEXTS[kind], context)
-    images_N = np.minimum(rng.geometric(0.5, n), MOST_IMAGES) * (kind_N == "image-text")
+        text = law.text if isinstance(law, laws.ImageText) else law
+        tokens_N[some] = lognormal(rng, len(some), text.median, text.sigma, context)
+    law = laws.ImageText()
+    images_N = np.minimum(rng.geometric(0.5, n), law.most_images) * (kind_N == "image-text")
     offsets = np.concatenate([[0], np.cumsum(images_N)]).astype(np.int64)
-    images = Ragged(lognormal(rng, int(offsets[-1]), *IMAGE), offsets)
+    image, count = law.image, int(offsets[-1])
+    images = Ragged(lognormal(rng, count, image.median, image.sigma, image.clip), offsets)
     columns: dict[str, NDArray[Any]] = {
         "source": kind_N,
         "tokens": np.minimum(tokens_N + images.sum(), context),

@@ -78,6 +78,7 @@ def files(texts: Sequence[str], column: str, *, is_text: bool, most: int) -> dic
 
     from megadask.file_lengths import read_lengths
 
+    named: set[str] = set()
     paths: dict[str, list[str]] = {}
     weighted: dict[str, str | None] = {}
     for text in texts:
@@ -89,8 +90,10 @@ def files(texts: Sequence[str], column: str, *, is_text: bool, most: int) -> dic
             raise md.errors.ConfigError(
                 "a weight without a name", got=repr(text), limit="NAME=GLOB:WEIGHT"
             )
-        if name in paths:
-            raise _named_twice(name)
+        if name in paths or (name is None and "data" in named):
+            raise _named_twice(name or "data")
+        if name is not None:
+            named.add(name)
         paths.setdefault(name or "data", []).append(path)
         weighted[name or "data"] = weight
     _check_weights(weighted)

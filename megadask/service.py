@@ -15,8 +15,9 @@ from distributed import Client
 import megadask
 from megadask.pipeline import Pipeline
 from megadask.planner.errors import ConfigError, StateError
-from megadask.planner.schedule import Schedule, check_names
+from megadask.planner.schedule import Schedule
 from megadask.planner.state import PlannerState, check_lanes
+from megadask.planner.weights import check_names
 from megadask.saved import read_saved
 from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError, WorkerError
 from megadask.scheduling.loader_host import LoaderHost

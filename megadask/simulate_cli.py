@@ -132,7 +132,7 @@ def verdict(report: StreamReport, deferred: StreamReport | None = None) -> str:
     method, arrival = report.method, 1 / report.efficiency("none")
     gain, most = arrival * report.efficiency(method), arrival / report.bound
     if gain < 1.02:
-        said = f"There is little to gain: {method} makes steps {gain:.2f} x as fast"
+        said = f"There is little to gain by placing: {method} makes steps {gain:.2f} x as fast"
     else:
         said = f"Balanced by {method}, steps are {gain:.2f} x as fast as in arrival order"
     said += f"; no placement of whole documents makes them more than {most:.2f} x as fast."

@@ -12,7 +12,7 @@ Declaring
   lengths.py             laws of lengths to try things on
 
 Drawing: what a step consists of
-  draw.py                one step; window.py, lines.py and supply.py give it spans
+  draw.py                one step; window.py, lines.py, ahead.py and supply.py give it spans
   mixture.py             whose turn it is; deferral.py, what waits; drift.py, what that changes
   packing.py             proves that the spans fit; behind.py, the state behind a step; state.py
 

@@ -1,6 +1,12 @@
 """The method "assignment": the best cheap placement, refined from the buckets down to the packs.
 
-Axes as in `problem`.
+Which bucket an item is in decides how long a step takes; so buckets are made even first, and then
+the microbatches within each. An `Exchange` holds the units (items or whole packs) of some groups
+(buckets or microbatches) and swaps them by linear assignment; `swap` looks for single pairs.
+Neither sees all that counts, so what comes out is taken only where it is no slower than what went
+in.
+
+Axes as in `problem`; units, groups and problems of an exchange as in `refine`.
 """
 
 from __future__ import annotations
@@ -12,19 +18,12 @@ from typing import get_args
 import numpy as np
 
 from megadask.planner.bound import floors
-from megadask.planner.dealing import spread
+from megadask.planner.dealing import divide
 from megadask.planner.differencing import karmarkar_karp
 from megadask.planner.fitting import fill_empty
 from megadask.planner.microbatches import common_profile, heaviest_first, slowest_microbatches
 from megadask.planner.placing import arrival, longest_first, regroup, whole_packs
-from megadask.planner.problem import (
-    Ints,
-    Problem,
-    Sync,
-    placed_costs,
-    slowest,
-    sums,
-)
+from megadask.planner.problem import Ints, Problem, Sync, placed_costs, slowest, sums
 from megadask.planner.refine import Exchange, Room
 from megadask.planner.swaps import swap
 
@@ -37,27 +36,32 @@ def assignment(problem: Problem, rounds: int = 64) -> Ints:
     if problem.cost_NP.shape[1] == 1:
         return _refined(problem, rounds)
     ways = [_refined(replace(problem, sync=sync).reduced(), rounds) for sync in get_args(Sync)]
+    return _fastest(problem, ways)
+
+
+def _fastest(problem: Problem, ways: list[Ints]) -> Ints:
+    """Return the placement whose slowest bucket takes the least time, the first of equals."""
     return min(ways, key=lambda way_N: slowest(problem, way_N))
 
 
 def _refined(problem: Problem, rounds: int) -> Ints:
+    """Refine the best cheap placement by the sum over parts of the slowest bucket."""
     first_N = arrival(problem)
     if problem.capacity is not None:
         problem = replace(problem, start_N=first_N)  # which need not be found again
     starts = [first_N, longest_first(problem), karmarkar_karp(problem)]
     if problem.capacity is not None:
         starts.append(whole_packs(problem, first_N))
-    bin_N = min(starts, key=lambda start_N: slowest(problem, start_N))
+    bin_N = _fastest(problem, starts)
     if problem.num_items and rounds:
         refine = _refine_free if problem.capacity is None else _refine_packed
         bin_N = refine(problem, bin_N, rounds)
     return heaviest_first(problem, bin_N)
 
 
-def _refine_free(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
-    """Refine a placement without capacity, where microbatches and packs follow from the buckets."""
-    slots = problem.packs_per_bucket
-    start_N = bin_N
+def _refine_free(problem: Problem, start_N: Ints, rounds: int) -> Ints:
+    """Refine a placement without capacity: buckets, from which microbatches and packs follow."""
+    slots, bin_N = problem.packs_per_bucket, start_N
     if problem.group_size is not None:
         bin_N = _even_out_groups(problem, bin_N, rounds)
     buckets = Exchange(
@@ -71,55 +75,74 @@ def _refine_free(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
         floor_RP=_floors(problem),
     )
     _exchange(buckets, rounds)
-    ways = [buckets.group_U * slots, start_N]
-    bucket_N = min(ways, key=lambda way_N: slowest(problem, way_N)) // slots
+    bucket_N = _fastest(problem, [buckets.group_U * slots, start_N]) // slots
     cost_NP = placed_costs(problem, bucket_N)
-    cost_N = cost_NP.sum(axis=1)
-    most = problem.num_items if problem.max_items is None else problem.max_items
-    shape = (problem.num_buckets, problem.num_microbatches)
-    ways = []
-    for base_BM in (np.zeros(shape, np.int64), common_profile(problem, bucket_N, cost_N)):
-        if ways and not base_BM.any():
-            break
-        micro_N = spread(bucket_N, cost_N, shape[1], most=problem.num_packs * most, base_GW=base_BM)
-        micros = Exchange(
-            cost_NP if not ways else cost_N[:, None],
-            micro_N,
-            shape,
-            least=_least_of_microbatches(problem, micro_N * problem.num_packs),
-            most=problem.num_packs * most,
-            base_FP=base_BM.reshape(-1, 1),
-        )
-        _exchange(micros, rounds // 2)
-        ways += [
-            spread(some_N, cost_N, problem.num_packs, most=most)
-            for some_N in (micro_N, micros.group_U)
-        ]
+    profile_BM = common_profile(problem, bucket_N, cost_NP.sum(axis=1))
+    ways = _divided(problem, bucket_N, cost_NP, np.zeros_like(profile_BM), rounds // 2)
+    if profile_BM.any():  # which is one of all parts together
+        sum_N1 = cost_NP.sum(axis=1, keepdims=True)
+        ways += _divided(problem, bucket_N, sum_N1, profile_BM, rounds // 2)
     return min(ways, key=lambda way_N: slowest_microbatches(problem, way_N))
 
 
+def _divided(
+    problem: Problem, bucket_N: Ints, cost_NP: Ints, base_BM: Ints, rounds: int
+) -> list[Ints]:
+    """Return (N,) bins in two ways: buckets dealt out to microbatches and packs; and refined.
+
+    base_BM: (B, M) what microbatches weigh before, so that they come out as much lighter.
+    """
+    cost_N = cost_NP.sum(axis=1)
+    most = problem.num_items if problem.max_items is None else problem.max_items
+    most_of_microbatch = problem.num_packs * most
+    dealt_N = divide(
+        bucket_N, cost_N, problem.num_microbatches, most=most_of_microbatch, base_GW=base_BM
+    )
+    microbatches = Exchange(
+        cost_NP,
+        dealt_N,
+        base_BM.shape,
+        least=_least_of_microbatches(problem, dealt_N * problem.num_packs),
+        most=most_of_microbatch,
+        base_FP=base_BM.reshape(-1, 1),
+    )
+    _exchange(microbatches, rounds)
+    return [
+        divide(micro_N, cost_N, problem.num_packs, most=most)
+        for micro_N in (dealt_N, microbatches.group_U)
+    ]
+
+
 def _refine_packed(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
-    """Refine a placement into packs of limited capacity: first whole packs, then their items."""
-    bins, ways = np.arange(problem.num_bins), [bin_N]
+    """Refine a placement into packs of limited capacity: buckets, then their microbatches.
+
+    In both, whole packs change places first, which fit anywhere, and then their items.
+    """
+    bin_N = _packed_buckets(problem, bin_N, rounds)
+    return _packed_microbatches(problem, bin_N, rounds // 2)
+
+
+def _packed_buckets(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
+    """Exchange packs and items between buckets; return the best placement on the way."""
+    ways = [bin_N]
     if not problem.equal_counts:
+        transfer_NB = problem.transfer_NB
         packs = Exchange(
             sums(problem.cost_NP, bin_N, problem.num_bins),
-            bins // problem.packs_per_bucket,
+            np.arange(problem.num_bins) // problem.packs_per_bucket,
             _shape(problem),
             least=problem.packs_per_bucket,
             most=problem.packs_per_bucket,
             slow_F=problem.slow_B,
-            transfer_UF=None
-            if problem.transfer_NB is None
-            else sums(problem.transfer_NB, bin_N, problem.num_bins),
+            transfer_UF=None if transfer_NB is None else sums(transfer_NB, bin_N, problem.num_bins),
         )
         _exchange(packs, rounds)
         ways.append(fill_empty(problem, regroup(packs.group_U)[bin_N]))
-        bin_N = min(ways, key=lambda way_N: slowest(problem, way_N))
+        bin_N = _fastest(problem, ways)
     if problem.group_size is not None:
         ways.append(fill_empty(problem, _even_out_groups(problem, bin_N, rounds)))
         bin_N = ways[-1]
-    buckets = Exchange(
+    items = Exchange(
         problem.cost_NP,
         bin_N // problem.packs_per_bucket,
         _shape(problem),
@@ -130,22 +153,26 @@ def _refine_packed(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
         transfer_UF=problem.transfer_NB,
         floor_RP=_floors(problem),
     )
-    ways.append(fill_empty(problem, _exchange(buckets, rounds)))
-    bin_N = min(ways, key=lambda way_N: slowest(problem, way_N))
+    ways.append(fill_empty(problem, _exchange(items, rounds)))
+    return _fastest(problem, ways)
+
+
+def _packed_microbatches(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
+    """Exchange packs and items between the microbatches of each bucket; return the best way."""
     cost_NP = placed_costs(problem, bin_N // problem.packs_per_bucket)
     shape, ways = (problem.num_buckets, problem.num_microbatches), [bin_N]
     if problem.num_packs > 1:
         packs = Exchange(
             sums(cost_NP, bin_N, problem.num_bins),
-            bins // problem.num_packs,
+            np.arange(problem.num_bins) // problem.num_packs,
             shape,
             least=problem.num_packs,
             most=problem.num_packs,
         )
-        _exchange(packs, rounds // 2)
+        _exchange(packs, rounds)
         ways.append(fill_empty(problem, regroup(packs.group_U)[bin_N]))
         bin_N = ways[-1]
-    micros = Exchange(
+    items = Exchange(
         cost_NP,
         bin_N // problem.num_packs,
         shape,
@@ -153,7 +180,7 @@ def _refine_packed(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
         most=problem.num_items,
         room=_room(problem, bin_N, shape[0] * shape[1]),
     )
-    ways.append(fill_empty(problem, _exchange(micros, rounds // 2)))
+    ways.append(fill_empty(problem, _exchange(items, rounds)))
     return min(ways, key=lambda way_N: slowest_microbatches(problem, way_N))
 
 

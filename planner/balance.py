@@ -1,7 +1,9 @@
 """Place the items of a step into buckets, microbatches and packs of even cost.
 
-Every method is a function of its arguments alone: integer comparisons, ties by index of the item,
-a budget of rounds and never a clock. Axes as in `problem`.
+A `Problem` says what is placed where; a method answers with the bin of each item. Cheap methods are
+in `placing` and `differencing`; `assignment` refines the best of what they give. Every method is a
+function of its arguments alone: integer comparisons, ties by index of the item, a budget of rounds
+and never a clock. Axes as in `problem`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from megadask.planner.assignment import assignment
-from megadask.planner.bound import imbalance, least_imbalance, lower_bound
+from megadask.planner.bound import imbalance, lower_bound
 from megadask.planner.differencing import karmarkar_karp
 from megadask.planner.errors import ConfigError
 from megadask.planner.microbatches import heaviest_first
@@ -27,7 +29,6 @@ __all__ = [
     "bucket_loads",
     "check_options",
     "imbalance",
-    "least_imbalance",
     "lower_bound",
     "slowest",
 ]
@@ -47,9 +48,9 @@ def balance(problem: Problem, method: Method = "assignment", **options: Any) -> 
         places the costliest first, each where the load is the least. ``"karmarkar_karp"`` sets
         the costliest apart by differencing. ``"assignment"`` takes the best of these and refines it
         by linear assignment and swaps; by `slowest` it is never worse than any of the others.
-        All but "none" look at the items by falling cost and size, ties by index: permuting items
-        permutes the placement, but for items that are alike. (With transfers, ties may differ in
-        these; and "assignment" is "none" where that is better.)
+        All but "none" sort the items first, so that the order in which they come counts only among
+        items of the same cost and size. (Transfers do not count in that; and "assignment" is "none"
+        where that is better.)
     **options
         ``rounds=`` of "assignment": how often it exchanges items, 64 unless given.
 
@@ -88,14 +89,14 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
 
 
 def _in_order(problem: Problem, method: str, options: Mapping[str, Any]) -> Ints:
-    """Place the items in an order of their own, so that the order they came in does not count."""
+    """Place the items sorted by falling cost, part by part, then by falling size."""
     keys = [-cost_N for cost_N in problem.cost_NP.T[::-1]]
     if problem.size_N is not None:
         keys.insert(0, -problem.size_N)
     order = np.lexsort(keys)
     bin_N = np.empty_like(order)
     bin_N[order] = _METHODS[method][0](problem.take(order), **options)
-    if method == "assignment":
+    if method == "assignment":  # which saw the arrival of the sorted items only
         arrived_N = heaviest_first(problem, arrival(problem.reduced()))
         bin_N = min(bin_N, arrived_N, key=lambda way_N: slowest(problem, way_N))
     return bin_N

@@ -9,9 +9,10 @@ import math
 
 import numpy as np
 
-from megadask.planner.problem import Ints, Problem, bucket_loads, times
+from megadask.planner.problem import Ints, Problem, placed_costs, times
 
 _ROUNDING = 2.0**-40  # what rounding may add to a bound that is computed in floats
+_SPEED_ROUNDING = 2.0**-15  # what times may be off where speeds differ
 
 
 def imbalance(problem: Problem, bin_N: Ints) -> float:
@@ -26,30 +27,20 @@ def imbalance(problem: Problem, bin_N: Ints) -> float:
     return float(max(ratios, default=1.0))
 
 
-def lower_bound(problem: Problem) -> float:
-    """Return an `imbalance` that no placement can beat."""
-    problem = problem.reduced()
-    ratios = [
-        floor / even
-        for floor, even in zip(floors(problem), even_times(problem), strict=True)
-        if even
-    ]
-    return max(1.0, max(ratios, default=1.0) * (1 - _ROUNDING))
+def lower_bound(problem: Problem, bin_N: Ints | None = None) -> float:
+    """Return an `imbalance` that no placement can beat.
 
-
-def least_imbalance(problem: Problem, bin_N: Ints) -> float:
-    """Return the least that the slowest bucket can take over the mean load of this placement.
-
-    Where rows cost the same everywhere that is `lower_bound`; transfers make the mean depend on the
-    placement.
+    With ``bin_N``, (N,) int64, the transfers of that placement belong to the even time: a max /
+    mean of loads that no placement can beat without moving less.
     """
     problem = problem.reduced()
-    if problem.transfer_NB is None and problem.slow_B is None:
-        return lower_bound(problem)
-    mean_P = bucket_loads(problem, bin_N).sum(axis=(0, 1)) / _speed(problem)
-    ratios = [floor / mean for floor, mean in zip(floors(problem), mean_P, strict=True) if mean]
-    # Times are rounded to one in 2**16 where speeds differ.
-    return max(1.0, max(ratios, default=1.0) * (1 - 2.0**-15))
+    even_P = even_times(problem)
+    if bin_N is not None and problem.transfer_NB is not None:
+        cost_NP = placed_costs(problem, bin_N // problem.packs_per_bucket)
+        even_P[0] = int(cost_NP[:, 0].sum()) / _speed(problem)
+    ratios = [floor / even for floor, even in zip(floors(problem), even_P, strict=True) if even]
+    rounding = _ROUNDING if problem.slow_B is None else _SPEED_ROUNDING
+    return max(1.0, max(ratios, default=1.0) * (1 - rounding))
 
 
 def even_times(problem: Problem) -> list[float]:

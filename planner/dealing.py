@@ -18,11 +18,11 @@ _NEVER = np.iinfo(np.int64).max
 def spread_out(problem: Problem, bucket_N: Ints, weight_N: Ints) -> Ints:
     """Return (N,) bins: the items of every bucket spread over its microbatches and their packs."""
     most = problem.num_items if problem.max_items is None else problem.max_items
-    micro_N = spread(bucket_N, weight_N, problem.num_microbatches, most=problem.num_packs * most)
-    return spread(micro_N, weight_N, problem.num_packs, most=most)
+    micro_N = divide(bucket_N, weight_N, problem.num_microbatches, most=problem.num_packs * most)
+    return divide(micro_N, weight_N, problem.num_packs, most=most)
 
 
-def spread(
+def divide(
     group_N: Ints, weight_N: Ints, ways: int, *, most: int, base_GW: Ints | None = None
 ) -> Ints:
     """Deal the items of every group to ``ways`` parts of it, the heaviest first.

@@ -19,19 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.batching import Packed
-from megadask.planner.behind import Taken, go_behind, is_before
+from megadask.planner.behind import Taken, go_behind
 from megadask.planner.deferral import Deferral, Forecast, Missing, find_limit
 from megadask.planner.errors import ConfigError
 from megadask.planner.lines import Known, Lines, Rows
-from megadask.planner.metadata import Metadata, concat
+from megadask.planner.metadata import Metadata
 from megadask.planner.mixture import Turns, settle
 from megadask.planner.packing import Packing
-from megadask.planner.state import NEVER, PlannerState, SourceState, with_since, without_waits
+from megadask.planner.state import PlannerState, without_waits
+from megadask.planner.weights import MixBy
 from megadask.planner.window import Columns, Window
 
-__all__ = ["Draw", "DrawRules", "Rows", "Starved", "draw", "is_before", "rows_after"]
-
-MixBy = Literal["samples", "tokens"]
 Stop = Literal["first", "all", "repeat"]
 
 
@@ -379,12 +377,3 @@ class _Step:
     def _pack(self, place: int) -> None:
         self.places.append(place)
         self.packs.append(self._packing.add(self._columns.size[place]))
-
-
-def rows_after(state: SourceState, fetched: Metadata, complete_epochs: int) -> Rows:
-    """Return what a draw from ``state`` looks at, from spans fetched in canonical order."""
-    before_N = is_before(fetched, state.cursor)
-    fresh = with_since(fetched.take(~before_N) if before_N.any() else fetched, NEVER)
-    if not state.outstanding.num_rows:
-        return Rows(fresh, complete_epochs)
-    return Rows(concat([state.outstanding, fresh]), complete_epochs)

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from megadask.planner.balance import balance, bucket_loads, least_imbalance
+from megadask.planner.balance import balance, bucket_loads, lower_bound
 from megadask.planner.costs import evaluate, unit_of
 from megadask.planner.cp import Context, LayoutChoice
 from megadask.planner.deferral import Deferral
@@ -21,13 +21,13 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.hybrid import spread
 from megadask.planner.metadata import Metadata
 from megadask.planner.recorder import ItemGraph, Recorder
-from megadask.planner.routing import route
+from megadask.planner.routing import route_all
 from megadask.planner.schedule import Schedule, StepSchedule
-from megadask.planner.strategy import Encode, MixBy, Selection, Strategy, relative_speeds
+from megadask.planner.strategy import Encode, Selection, Strategy, relative_speeds
 from megadask.planner.tableplan import TablePlan
 from megadask.planner.tables import table_of
 from megadask.planner.topology import Axis, ClientPlaceTree
-from megadask.planner.weights import check_names
+from megadask.planner.weights import MixBy, check_names
 
 
 class DGraph(Recorder):
@@ -180,18 +180,14 @@ class DGraph(Recorder):
         spreads = set(self.topology.axes(strategy.axis)) == {"dp", "cp"} and self.topology.cp > 1
         plan = self._plan_spread if spreads and strategy.method == "assignment" else self._plan
         placed = plan(self.table, strategy.microbatches or 1)
-        routing = {
-            modality: route(
-                modality,
-                selection,
-                self.topology,
-                self.table,
-                placed.assignment,
-                placed.microbatch,
-                placed.num_microbatches,
-            )
-            for modality, selection in sorted(strategy.selections.items())
-        }
+        routing = route_all(
+            strategy.selections,
+            self.topology,
+            self.table,
+            placed.assignment,
+            placed.microbatch,
+            placed.num_microbatches,
+        )
         return replace(placed, routing=routing)
 
     def _plan(self, table: Metadata, num_microbatches: int) -> TablePlan:
@@ -211,11 +207,12 @@ class DGraph(Recorder):
             cp_degree=np.ones_like(bin_N),
             microbatch=bin_N % num_microbatches,
             loads=bucket_loads(problem, bin_N) * np.float64(unit_of(strategy.cost)),
-            bound=least_imbalance(replace(problem, equal_counts=False), bin_N),
+            bound=lower_bound(replace(problem, equal_counts=False), bin_N),
             method=strategy.method,
             topology=self.topology,
             axis=strategy.axis,
             speeds=relative_speeds(problem.speed_B),
+            sync=strategy.sync,
         )
 
     def _plan_spread(self, table: Metadata, num_microbatches: int) -> TablePlan:
@@ -227,7 +224,7 @@ class DGraph(Recorder):
         cost_NP = evaluate(strategy.cost, table)
         if cost_NP.shape[1] > 1:
             raise ConfigError(what, got=f"{cost_NP.shape[1]} parts of the cost", limit="one")
-        for word in ("group_size", "equal_counts", "speeds", "transfer"):
+        for word in ("group_size", "equal_counts", "speeds", "transfer", "options"):
             value = getattr(strategy, word)
             if value:
                 raise ConfigError(what, got=f"{word}={value!r}", limit=f"no {word}")

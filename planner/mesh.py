@@ -43,8 +43,16 @@ def check_mesh(
             raise ConfigError(
                 f"{word} of packed steps",
                 got=value,
+                limit="nothing",
                 remedy="Packed(seq_len=, global_batch=, micro_batch=) says how many there are.",
             )
+    if strategy.equal_counts:
+        raise ConfigError(
+            "balance(equal_counts=) of packed steps",
+            got=True,
+            limit="False or nothing",
+            remedy="Packs hold as many documents as fit, up to Packed(max_documents=).",
+        )
 
 
 def _check_slices(topology: ClientPlaceTree, strategy: Strategy, batching: Packed) -> None:

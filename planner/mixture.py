@@ -11,10 +11,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.weights import quantise
-
-#: Shares of the sources that can be drawn from sum to this.
-TOTAL_SHARE = 2**32
+from megadask.planner.weights import TOTAL_SHARE, quantise
 
 
 def settle(

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.balance import Problem, balance, bucket_loads, least_imbalance
+from megadask.planner.balance import Problem, balance, bucket_loads, lower_bound
 from megadask.planner.batching import Packed
 from megadask.planner.costs import unit_of
 from megadask.planner.cp import Packs, choose_layout
 from megadask.planner.draw import Draw
 from megadask.planner.packing import Packing
 from megadask.planner.plan import Plan, draw_digest
-from megadask.planner.routing import route
+from megadask.planner.routing import route_all
 from megadask.planner.strategy import Strategy, relative_speeds
 from megadask.planner.topology import ClientPlaceTree
 
@@ -49,7 +49,7 @@ def place(
         seq_len=batching.seq_len,
     )
     layout = choose_layout(strategy.context, packs, cp, num_buckets, num_microbatches)
-    plan = replace(plan, unit=unit_of(strategy.cost), cp_layout=layout)
+    plan = replace(plan, unit=unit_of(strategy.cost), sync=strategy.sync, cp_layout=layout)
     return _routed(plan, strategy, topology, assignment_digest="")
 
 
@@ -158,7 +158,7 @@ def _plan(
         loads_BMP=bucket_loads(problem, bin_N)
         if problem
         else np.zeros((num_buckets, 0, 1), np.int64),
-        bound=least_imbalance(problem, bin_N) if problem else 1.0,
+        bound=lower_bound(problem, bin_N) if problem else 1.0,
         speeds=relative_speeds(problem.speed_B) if problem else None,
         num_packs=num_packs,
         num_loss_tokens=int(draw.table["loss_tokens"].sum()),
@@ -185,18 +185,14 @@ def _routed(
     plan: Plan, strategy: Strategy, topology: ClientPlaceTree, assignment_digest: str
 ) -> Plan:
     """Return the plan with the routing of the items whose spans it places; "": a digest anew."""
-    routing = {
-        modality: route(
-            modality,
-            selection,
-            topology,
-            plan.table,
-            plan.bucket_N,
-            plan.microbatch_N,
-            plan.num_microbatches,
-        )
-        for modality, selection in sorted(strategy.selections.items())
-    }
+    routing = route_all(
+        strategy.selections,
+        topology,
+        plan.table,
+        plan.bucket_N,
+        plan.microbatch_N,
+        plan.num_microbatches,
+    )
     return replace(plan, routing=routing, assignment_digest=assignment_digest)
 
 

@@ -18,7 +18,8 @@ from megadask.planner.cp import Layout
 from megadask.planner.digests import array_digest
 from megadask.planner.ids import SampleId
 from megadask.planner.metadata import Metadata
-from megadask.planner.routing import Routing
+from megadask.planner.problem import Sync
+from megadask.planner.routing import Routing, digested
 from megadask.planner.state import table_from_json, table_to_json
 from megadask.planner.views import PlanView
 
@@ -29,6 +30,7 @@ _PLAIN = (
     "sources",
     "bound",
     "unit",
+    "sync",
     "num_packs",
     "cp_layout",
     "first_microbatch",
@@ -83,6 +85,8 @@ class Plan(PlanView):
         What one of the loads is, in the unit of the cost.
     speeds
         (B,) float64, relative speeds of the buckets; None where all are alike.
+    sync
+        Whether ranks meet after every part of the cost (``"part"``), or once a step.
     routing
         Modality to where its items are encoded, of those that were selected.
     """
@@ -108,14 +112,13 @@ class Plan(PlanView):
     end: bool = False
     unit: float = 1.0
     speeds: NDArray[np.float64] | None = None
+    sync: Sync = "part"
     routing: Mapping[str, Routing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.assignment_digest:
             return
-        columns = [getattr(self, f"{name}_N") for name in _PLACED]
-        for name in sorted(self.routing):
-            columns += [self.routing[name].encoder_I, self.routing[name].turn_I]
+        columns = [getattr(self, f"{name}_N") for name in _PLACED] + digested(self.routing)
         head = f"{self.loads_BMP.shape}{self.num_packs}"
         if self.cp_layout != "document":
             head += self.cp_layout

@@ -164,12 +164,13 @@ class ItemGraph(Recorder):
         self._parent, self._modality = parent, modality
 
     def _record(self, **fields: Any) -> ItemGraph:
-        for word, name in (("balance", "max_tokens"), ("distribute", "microbatches")):
-            if fields.get(name) is not None:
+        for primitive, word in (("distribute", "microbatches"), ("balance", "max_tokens")):
+            if fields.get(word) is not None:
                 raise ConfigError(
-                    f"{word}({name}=) of the items of {self._modality!r}",
-                    got=fields[name],
-                    limit="none: the spans have the microbatches",
+                    f"{primitive}({word}=) of the items of {self._modality!r}",
+                    got=fields[word],
+                    limit=f"no {word}",
+                    remedy="select(encode=) says in how many turns items are encoded.",
                 )
         self._parent._record_selection(self._modality, **fields)
         return self

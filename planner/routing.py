@@ -6,6 +6,7 @@ T turns of the encoder in a step, P parts of the cost.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -172,6 +173,30 @@ def route(
         loads=loads_ETP * np.float64(unit_of(selection.cost)),
         bound=float((least_P[mean_P > 0] / mean_P[mean_P > 0]).max(initial=1.0)),
     )
+
+
+def route_all(
+    selections: Mapping[str, Selection],
+    topology: ClientPlaceTree,
+    table: Metadata,
+    bucket_N: NDArray[np.int64],
+    microbatch_N: NDArray[np.int64],
+    num_microbatches: int,
+) -> dict[str, Routing]:
+    """Return the routing of every modality that was selected, by name; see `route`."""
+    return {
+        name: route(name, selection, topology, table, bucket_N, microbatch_N, num_microbatches)
+        for name, selection in sorted(selections.items())
+    }
+
+
+def digested(routing: Mapping[str, Routing]) -> list[NDArray[np.int64]]:
+    """Return what the digest of a plan counts of its routing: who encodes what, and when."""
+    return [
+        column
+        for _, routed in sorted(routing.items())
+        for column in (routed.encoder_I, routed.turn_I)
+    ]
 
 
 def items_of(

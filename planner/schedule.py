@@ -20,8 +20,6 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint, from_import_path, import_path
 from megadask.planner.weights import check_names, finite, not_negative, quantise
 
-__all__ = ["Schedule", "StepSchedule", "Value", "check_names"]
-
 #: What a schedule gives: a number, or weights by source name. A source without one has weight 0.
 Value = float | dict[str, float]
 

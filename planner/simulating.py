@@ -21,7 +21,7 @@ from megadask.planner.strategy import Strategy
 from megadask.planner.stream import Clock, Drawn, Stream
 from megadask.planner.stream_report import Placed, StreamReport
 from megadask.planner.tableplan import TablePlan
-from megadask.planner.weights import SHARES
+from megadask.planner.weights import TOTAL_SHARE
 
 #: Length classes of a report: powers of two.
 _CLASSES = 2 ** np.arange(48)
@@ -76,7 +76,7 @@ def simulate(
         return _simulate_stream(
             what, Trainer(sync=sync, pp=stages, backward=backward), against, clock
         )
-    if not hasattr(what, "loads"):
+    if not isinstance(what, Plan | TablePlan):
         raise ConfigError("simulate(what)", got=repr(what), limit="a plan or a Stream")
     trainer = Trainer(sync=sync, pp=1 if pp is None else pp, backward=backward)
     return _run(trainer, what)
@@ -84,7 +84,7 @@ def simulate(
 
 def _run(trainer: Trainer, plan: Plan | TablePlan) -> Simulation:
     encoders = [routing.loads for _, routing in sorted(plan.routing.items())]
-    return trainer.run(plan.times, speeds=plan.speeds, encoders=encoders)
+    return trainer.run(plan.joined(plan.times), speeds=plan.speeds, encoders=encoders)
 
 
 def _simulate_stream(
@@ -130,7 +130,7 @@ def _simulate_stream(
 def _bound(strategy: Strategy, stream: Stream, plan: Plan, pp: int) -> float:
     """Return a time that the slowest buckets of all parts, and of all encoders, take at least."""
     speed_B = np.ones(plan.num_buckets) if plan.speeds is None else plan.speeds
-    part_P = plan.loads.sum(axis=(0, 1)) * np.float64(plan.unit) / speed_B.sum()
+    part_P = plan.joined(plan.loads).sum(axis=(0, 1)) * np.float64(plan.unit) / speed_B.sum()
     if len(part_P) == 1:
         least = float(part_P[0]) * plan.bound
     else:
@@ -221,5 +221,5 @@ class _Steps:
             weights=tokens_N if self._by_tokens else None,
             minlength=len(self._ahead_S),
         )
-        self._ahead_S += size_S - drawn.share_S / SHARES * size_S.sum()
+        self._ahead_S += size_S - drawn.share_S / TOTAL_SHARE * size_S.sum()
         self.mixture_error = max(self.mixture_error, float(np.abs(self._ahead_S).max()))

@@ -66,7 +66,7 @@ class SourceState:
 
     cursor: Cursor = (0, 0, 0, 0)
     lanes: tuple[LaneCursor, ...]
-    outstanding: Metadata = field(default_factory=lambda: with_since(empty_spans(), 0))
+    outstanding: Metadata = field(default_factory=lambda: with_waits(empty_spans(), 0))
     lengths: tuple[int, ...] = ()
     ended: bool = False
 
@@ -90,7 +90,7 @@ class PlannerState:
     sources
         Name to state, in the pipeline's order.
     deficits
-        Name to what the mixture owes the source, in units of `mixture.TOTAL_SHARE` times a sample
+        Name to what the mixture owes the source, in units of `weights.TOTAL_SHARE` times a sample
         or a token.
     events
         Mixture events in order of step: the one in force, and those to come.
@@ -197,10 +197,10 @@ def _with_index(state: SourceState, index: int) -> SourceState:
     return replace(state, outstanding=table.with_columns(source=index_n))
 
 
-def with_since(table: Metadata, step: int) -> Metadata:
-    """Return a span table with column ``since`` set to ``step``; none was too costly."""
-    since, held = (np.full(table.num_rows, value, np.int64) for value in (step, NEVER))
-    return table.with_columns(since=since, held=held)
+def with_waits(table: Metadata, since: int) -> Metadata:
+    """Return a span table whose spans wait for room since a step; none was too costly."""
+    since_N, held_N = (np.full(table.num_rows, value, np.int64) for value in (since, NEVER))
+    return table.with_columns(since=since_N, held=held_N)
 
 
 def without_waits(table: Metadata) -> Metadata:

@@ -22,8 +22,8 @@ from megadask.planner.metadata import Metadata
 from megadask.planner.problem import Sync
 from megadask.planner.schedule import StepSchedule
 from megadask.planner.topology import Axis, ClientPlaceTree
+from megadask.planner.weights import MixBy
 
-MixBy = Literal["samples", "tokens"]
 #: When the items of a modality are encoded: all before the first microbatch of their step, or each
 #: before the microbatch that uses it.
 Encode = Literal["step", "microbatch"]

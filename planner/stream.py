@@ -110,9 +110,8 @@ class Stream:
             value = getattr(self, name)
             if not isinstance(value, kind):
                 raise ConfigError(f"Stream({name}=)", got=repr(value), limit=f"a {kind.__name__}")
-        if not (
-            self.strategy is None or callable(self.strategy) or isinstance(self.strategy, DGraph)
-        ):
+        is_known = isinstance(self.strategy, DGraph | Strategy | None)
+        if not is_known and not callable(self.strategy):
             raise ConfigError(
                 "Stream(strategy=)", got=repr(self.strategy), limit="a function of a DGraph"
             )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from megadask.planner.drift import Drift
 from megadask.planner.simulation import Trainer
-from megadask.planner.strategy import MixBy
+from megadask.planner.weights import MixBy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from megadask.planner.ahead import Ahead
 from megadask.planner.batching import Packed
-from megadask.planner.draw import Rows, is_before, rows_after
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.lengths import Distribution
-from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged, concat
-from megadask.planner.state import SourceState
+from megadask.planner.lines import Rows
+from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
+from megadask.planner.state import WAITS, SourceState
 
 #: Records that are made at a time.
 BLOCK = 256
@@ -57,7 +58,7 @@ class Supply:
             self.num_records = shape.num_rows
         self._check(shape)
         #: Names of the scalars, and of the modalities, that records have.
-        self.scalars = sorted(set(shape.columns) - {*SPAN_COLUMNS, "since"})
+        self.scalars = sorted(set(shape.columns) - {*SPAN_COLUMNS, *WAITS})
         self.modalities = sorted(shape.ragged)
 
     def records(self, start: int) -> Metadata:
@@ -118,20 +119,15 @@ class Feed:
         self._index = index
         self._batching = batching
         self._epochs = epochs
-        self._state = state
         self._modalities = modalities
         self._epoch, self._position = 0, 0
-        self._fetched: list[Metadata] = []
-        self._num_fresh = 0
+        self._ahead = Ahead(state)
         self._in_vain = 0
 
     @property
     def rows(self) -> Rows:
         """What is known of the source, from its state on."""
-        if len(self._fetched) > 1:
-            self._fetched = [concat(self._fetched)]
-        fetched = self._fetched[0] if self._fetched else self._state.outstanding.take(np.zeros(0))
-        return rows_after(self._state, fetched, self._epoch)
+        return self._ahead.rows(self._epoch)
 
     @property
     def complete(self) -> bool:
@@ -140,7 +136,7 @@ class Feed:
 
     def fill(self, num_spans: int) -> None:
         """Make records until so many spans are known, or the source has ended."""
-        while self._num_fresh < num_spans and not self.complete:
+        while self._ahead.num_spans < num_spans and not self.complete:
             records = self._supply.records(self._position)
             self._add(self._spans(records))
             self._position += records.num_rows
@@ -149,14 +145,11 @@ class Feed:
 
     def fetch(self, num_spans: int) -> None:
         """Make about so many more spans."""
-        self.fill(self._num_fresh + num_spans)
+        self.fill(self._ahead.num_spans + num_spans)
 
     def trim(self, state: SourceState) -> None:
         """Go on behind a draw."""
-        self._state = state
-        self._fetched = [part.take(~is_before(part, state.cursor)) for part in self._fetched]
-        self._fetched = [part for part in self._fetched if part.num_rows]
-        self._num_fresh = sum(part.num_rows for part in self._fetched)
+        self._ahead.trim(state)
 
     def _add(self, spans: Metadata) -> None:
         readable = bool((spans["verdict"] == Verdict.OK).any())
@@ -167,8 +160,7 @@ class Feed:
                 got=f"{self._in_vain} documents in a row above {self._batching.seq_len} tokens",
                 remedy='Choose a longer seq_len, or Packed(overflow="split" or "truncate").',
             )
-        self._fetched.append(spans)
-        self._num_fresh += spans.num_rows
+        self._ahead.add(spans)
 
     def _spans(self, records: Metadata) -> Metadata:
         """Return what the records are planned as; items of a split document go with its start."""

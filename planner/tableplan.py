@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from megadask.planner import columnar
 from megadask.planner.digests import array_digest
 from megadask.planner.metadata import Metadata
-from megadask.planner.routing import Routing
+from megadask.planner.problem import Sync
+from megadask.planner.routing import Routing, digested
 from megadask.planner.topology import Axis, ClientPlaceTree
 from megadask.planner.views import PlanView
 
@@ -47,6 +48,8 @@ class TablePlan(PlanView):
         The job that was planned for, and what its buckets are for.
     speeds
         (B,) float64, relative speeds of the buckets; None where all are alike.
+    sync
+        Whether ranks meet after every part of the cost (``"part"``), or once a step.
     routing
         Modality to where its items are encoded, of those that were selected.
     """
@@ -61,14 +64,13 @@ class TablePlan(PlanView):
     topology: ClientPlaceTree
     axis: Axis
     speeds: NDArray[np.float64] | None = None
+    sync: Sync = "part"
     routing: Mapping[str, Routing] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
         """A hash of where every span and every item goes, the same on every platform."""
-        columns = [getattr(self, name) for name in _PLACED]
-        for name in sorted(self.routing):
-            columns += [self.routing[name].encoder_I, self.routing[name].turn_I]
+        columns = [getattr(self, name) for name in _PLACED] + digested(self.routing)
         return array_digest(f"{self.loads.shape}", columns)
 
     def __repr__(self) -> str:
@@ -93,6 +95,7 @@ class TablePlan(PlanView):
             "method": self.method,
             "topology": self.topology.to_dict(),
             "axis": self.axis,
+            "sync": self.sync,
             "speeds": None if self.speeds is None else self.speeds.tolist(),
         }
         parts = {name: routing.to_arrow() for name, routing in self.routing.items()}
@@ -114,6 +117,7 @@ class TablePlan(PlanView):
             method=header["method"],
             topology=ClientPlaceTree.from_dict(header["topology"]),
             axis=axis if isinstance(axis, str) else tuple(axis),
+            sync=header["sync"],
             speeds=None if header["speeds"] is None else np.array(header["speeds"], np.float64),
             routing={name: Routing.from_arrow(part) for name, part in parts.items()},
         )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from megadask.planner import lineage
 from megadask.planner.ids import SampleId
 from megadask.planner.lineage import Place, Planned
+from megadask.planner.problem import Sync
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,12 +27,14 @@ _WIDTH = 640
 class PlanView:
     """The views of a plan that has ``loads``, a ``bound`` and perhaps ``speeds`` of its buckets.
 
-    loads: (B, M, P) cost; speeds: (B,) float64, relative, None where all are alike.
+    loads: (B, M, P) cost; speeds: (B,) float64, relative, None where all are alike; sync: whether
+    ranks meet after every part, or once a step.
     """
 
     loads: NDArray[Any]
     bound: float
     speeds: NDArray[np.float64] | None
+    sync: Sync
 
     @property
     def unit(self) -> float:
@@ -52,16 +55,20 @@ class PlanView:
     def imbalance(self) -> float:
         """Max / mean bucket cost, of the worst part; 1.0 where there is no cost.
 
-        With uneven speeds, the time of the slowest bucket over that of a step whose cost is spread
-        evenly, by speed.
+        Where ranks meet once a step, that of the sum of the parts. With uneven speeds, the time of
+        the slowest bucket over that of a step whose cost is spread evenly, by speed.
         """
-        return imbalance(self.loads, self.speeds)
+        return imbalance(self.joined(self.loads), self.speeds)
 
     @property
     def times(self) -> NDArray[Any]:
         """(B, M, P) float64 cost of every microbatch, by its function, over the bucket's speed."""
         cost_BMP = self.loads * np.float64(self.unit)
         return cost_BMP if self.speeds is None else cost_BMP / self.speeds[:, None, None]
+
+    def joined(self, value_BMP: NDArray[Any]) -> NDArray[Any]:
+        """Return loads or times (B, M, P), or (B, M, 1) their sums where parts do not meet."""
+        return value_BMP if self.sync == "part" else value_BMP.sum(axis=2, keepdims=True)
 
     def where(self: Planned, sample: SampleId | tuple[str, int, int, int] | int) -> list[Place]:
         """Return where a sample (its id, or its row) went, span after span; see `lineage.where`."""

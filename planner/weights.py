@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
 
+#: What weights are shares of: the samples (spans) that are drawn, or their tokens.
+MixBy = Literal["samples", "tokens"]
+
 #: Integer shares of the sources sum to this.
-SHARES = 2**32
+TOTAL_SHARE = 2**32
 
 
 def check_names(names: Sequence[str] | Mapping[str, Any], known: Sequence[str]) -> None:
@@ -40,8 +43,10 @@ def quantise(weights: Sequence[float]) -> NDArray[np.int64]:
     total = sum(exact)
     if not total:
         raise ConfigError("weights", got=list(weights), limit="one above 0")
-    shares, rests = map(list, zip(*(divmod(part * SHARES, total) for part in exact), strict=True))
-    missing = SHARES - sum(shares)
+    shares, rests = map(
+        list, zip(*(divmod(part * TOTAL_SHARE, total) for part in exact), strict=True)
+    )
+    missing = TOTAL_SHARE - sum(shares)
     for index in sorted(range(len(rests)), key=lambda i: (-rests[i], i))[:missing]:
         shares[index] += 1
     for index, part in enumerate(exact):

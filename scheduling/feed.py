@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from megadask.planner.draw import Rows, is_before, rows_after
+from megadask.planner.ahead import Ahead
 from megadask.planner.ids import Verdict
+from megadask.planner.lines import Rows
 from megadask.planner.metadata import Metadata, concat
 from megadask.planner.state import NEVER, LaneCursor, SourceState
 from megadask.scheduling.errors import SourceError
@@ -48,8 +49,7 @@ class SourceFeed:
         self._partners = partners
         self._epochs = epochs
         self._overrides = overrides
-        self._state = state
-        self._fetched: list[Metadata] = []
+        self._ahead = Ahead(state)
         self._epoch = state.cursor[0]
         self._cursors = dict(enumerate(state.lanes))
         self._live = set(self._cursors)
@@ -65,10 +65,7 @@ class SourceFeed:
     @property
     def rows(self) -> Rows:
         """What is known of the source, from its state on."""
-        if len(self._fetched) > 1:
-            self._fetched = [concat(self._fetched)]
-        fetched = self._fetched[0] if self._fetched else self._state.outstanding.take(np.zeros(0))
-        return rows_after(self._state, fetched, self._epoch)
+        return self._ahead.rows(self._epoch)
 
     @property
     def num_ready(self) -> int:
@@ -89,16 +86,14 @@ class SourceFeed:
             async with asyncio.TaskGroup() as group:
                 asked = [group.create_task(self._ask(part, until)) for part in parts]
             tables.extend(task.result() for task in asked)
-        self._fetched.append(_canonical(concat(tables)))
+        self._ahead.add(_canonical(concat(tables)))
         if not self._live:
             self._next_epoch()
 
     def trim(self, state: SourceState, num_drawn: int) -> None:
         """Forget what a committed draw took or passed over."""
-        self._state = state
         self.last_draw = num_drawn
-        self._fetched = [part.take(~is_before(part, state.cursor)) for part in self._fetched]
-        self._fetched = [part for part in self._fetched if part.num_rows]
+        self._ahead.trim(state)
 
     def _behind(self, until: int) -> dict[int, LaneCursor]:
         """Return the lanes that go on and are not yet fetched up to a position."""

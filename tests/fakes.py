@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.ahead import Ahead
 from megadask.planner.batching import Packed
-from megadask.planner.draw import Draw, DrawRules, Rows, Starved, draw, is_before, rows_after
+from megadask.planner.draw import Draw, DrawRules, Starved, draw
 from megadask.planner.ids import Verdict
-from megadask.planner.metadata import SPAN_COLUMNS, Metadata, concat
+from megadask.planner.lines import Rows
+from megadask.planner.metadata import SPAN_COLUMNS, Metadata
 from megadask.planner.place import place
 from megadask.planner.plan import Plan
 from megadask.planner.schedule import Schedule, StepSchedule
@@ -98,16 +100,14 @@ class MemoryFeed:
     def __init__(self, source: MemorySource, state: SourceState, epochs: int | None) -> None:
         self._source = source
         self._epochs = epochs
-        self._state = state
+        self._ahead = Ahead(state)
         self._epoch = state.cursor[0]
         self._frontier = state.cursor[1]
         self._first = self._check(state.lanes)
-        self._fetched: list[Metadata] = []
 
     @property
     def rows(self) -> Rows:
-        fetched = concat(self._fetched) if self._fetched else self._source.rows.take(np.zeros(0))
-        return rows_after(self._state, fetched, self._epoch)
+        return self._ahead.rows(self._epoch)
 
     def fetch(self, num_records: int) -> None:
         """Fetch so many more records of each lane, and tell where the epoch ends."""
@@ -117,7 +117,7 @@ class MemoryFeed:
         until = self._frontier + num_records
         position = table["position"]
         first_N = np.array(self._first, np.int64)[table["lane"]]
-        self._fetched.append(
+        self._ahead.add(
             table.take((position >= np.maximum(first_N, self._frontier)) & (position < until))
         )
         self._frontier = until
@@ -127,11 +127,8 @@ class MemoryFeed:
             self._first = [0] * len(self._source.lanes)
 
     def trim(self, state: SourceState) -> None:
-        self._state = state
         self._check(state.lanes)
-        if self._fetched:
-            known = concat(self._fetched)
-            self._fetched = [known.take(~is_before(known, state.cursor))]
+        self._ahead.trim(state)
 
     def _check(self, cursors: Sequence[LaneCursor]) -> list[int]:
         """Return the next position of each lane; a cursor must say where its record lies."""

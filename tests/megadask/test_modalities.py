@@ -81,3 +81,5 @@ def test_a_modality_that_no_source_reports_is_named() -> None:
         pipeline(DATA, strategy=encode_apart)
     with pytest.raises(md.errors.ConfigError, match="max_tokens"):
         pipeline(DATA, strategy=lambda graph: graph.balance(max_tokens=10))
+    with pytest.raises(md.errors.ConfigError, match="equal_counts"):
+        pipeline(DATA, strategy=lambda graph: graph.balance(equal_counts=True))

@@ -151,6 +151,7 @@ def test_a_part_is_read_evenly_from_all_shards(data: Path) -> None:
         (["a.jsonl", "--text-column", "tokens"], "expected a text"),
         (["a.jsonl", "web/*.parquet", "--length-column", "tokens"], "all of one kind"),
         (["x=a.jsonl", "x=web/*.parquet", "--length-column", "tokens"], "one name; got 'x'"),
+        (["data=a.jsonl", "web/*.parquet", "--length-column", "tokens"], "one name; got 'data'"),
         (["a.jsonl:0.5", "--length-column", "tokens"], "a weight without a name"),
         (["x=a.jsonl:1", "y=web/*.parquet", "--length-column", "tokens"], "none for ['y']"),
         (["x=a.jsonl:0", "--length-column", "tokens"], "weights; got {'x': 0.0}"),
@@ -160,7 +161,7 @@ def test_a_part_is_read_evenly_from_all_shards(data: Path) -> None:
         (["--lengths", "lognormal:0,1"], "median="),
         (["--lengths", "web", "--json", "no/such/place.json", *SMALL], "No such file"),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_what_cannot_be_read_is_named(
     words: list[str], said: str, data: Path, capsys: pytest.CaptureFixture[str]
@@ -266,8 +267,8 @@ def report(lengths_N: Any, dp: int = 4, **packed: Any) -> Any:
 def test_the_verdict_says_when_there_is_nothing_to_gain() -> None:
     said = simulate_cli.verdict(report([50]))
     assert said == (
-        "There is little to gain: assignment makes steps 1.00 x as fast; no placement of whole "
-        "documents makes them more than 1.00 x as fast."
+        "There is little to gain by placing: assignment makes steps 1.00 x as fast; no placement "
+        "of whole documents makes them more than 1.00 x as fast."
     )
 
 

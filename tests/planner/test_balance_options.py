@@ -17,7 +17,7 @@ from megadask.planner.balance import (
     lower_bound,
     slowest,
 )
-from megadask.planner.dealing import deal, spread
+from megadask.planner.dealing import deal, divide
 from megadask.planner.errors import PlanError
 from megadask.planner.microbatches import slowest_microbatches
 from megadask.planner.refine import Exchange, Room
@@ -142,7 +142,7 @@ def test_dealing_at_once_is_dealing_one_by_one(
     group_N = rng.permutation(np.repeat(np.arange(groups), count_F))
     weight_N = rng.integers(0, 20, len(group_N))
     base_GW = rng.integers(0, based + 1, (groups, ways))
-    flat_N = spread(group_N, weight_N, ways, most=4, base_GW=base_GW)
+    flat_N = divide(group_N, weight_N, ways, most=4, base_GW=base_GW)
     for group in range(groups):
         mine = np.flatnonzero(group_N == group)
         mine = mine[np.argsort(-weight_N[mine], kind="stable")]

@@ -20,9 +20,9 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.graph import DGraph
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import Metadata
-from megadask.planner.mixture import TOTAL_SHARE
 from megadask.planner.schedule import Schedule
 from megadask.planner.state import MixtureEvent
+from megadask.planner.weights import TOTAL_SHARE
 from tests.fakes import Driver, MemorySource, SpanKey, ok, readable, restored, spans
 from tests.strategies import ChunkSizes, World, chunks, few_laws, laws, worlds
 

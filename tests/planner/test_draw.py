@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megadask.planner.batching import Packed
-from megadask.planner.draw import Draw, DrawRules, is_before
+from megadask.planner.behind import is_before
+from megadask.planner.draw import Draw, DrawRules
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
-from megadask.planner.mixture import TOTAL_SHARE
 from megadask.planner.schedule import Schedule
 from megadask.planner.state import MixtureEvent, PlannerState
+from megadask.planner.weights import TOTAL_SHARE
 from tests.fakes import Driver, MemorySource, Record, SpanKey, ok, readable, restored, spans
 from tests.strategies import ChunkSizes, World, chunks, few_laws, laws, weights, worlds
 

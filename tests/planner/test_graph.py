@@ -17,7 +17,9 @@ from megadask.planner.errors import ConfigError, CostError, PlanError
 from megadask.planner.graph import DGraph
 from megadask.planner.metadata import Metadata, Ragged
 from megadask.planner.schedule import Schedule
+from megadask.planner.simulating import simulate
 from megadask.planner.strategy import Strategy
+from megadask.planner.tableplan import TablePlan
 from megadask.planner.topology import ClientPlaceTree
 
 
@@ -218,6 +220,9 @@ def test_what_is_dear_to_move_stays_home() -> None:
     graph = DGraph.from_metadata(columns, ClientPlaceTree(dp=4))
     plan = graph.balance(transfer=transfer).plan()
     np.testing.assert_array_equal(plan.assignment, home_N)
+    # What all have to move is no imbalance, and the bound does not take it for one.
+    plan = graph.balance(transfer=lambda _, num_buckets: np.full((64, num_buckets), 1e6)).plan()
+    assert 1 <= plan.bound <= plan.imbalance * (1 + 1e-12) < 1.001
     with pytest.raises(CostError, match=r"transfer.*\(64, 4\)"):
         graph.balance(transfer=lambda table, _: table["tokens"]).plan()
 
@@ -235,9 +240,14 @@ def test_parts_that_meet_once_are_balanced_by_their_sum() -> None:
     image = [[int(n)] if n % 2 else [] for n in lengths(256, seed=1)]
     graph = DGraph.from_metadata({"tokens": tokens, "image": image}, ClientPlaceTree(dp=16))
     graph.cost(costs.Parts(costs.VisionEncoder("image", 1024, 24), costs.Transformer(2048, 24)))
-    apart, once = (graph.balance(sync=sync).plan().loads.sum(axis=1) for sync in ("part", "step"))
+    plans = [graph.balance(sync=sync).plan() for sync in ("part", "step")]
+    apart, once = (plan.loads.sum(axis=1) for plan in plans)
     assert once.sum(axis=1).max() <= apart.sum(axis=1).max() * (1 + 1e-9)
     assert apart.max(axis=0).sum() <= once.max(axis=0).sum() * (1 + 1e-9)
+    # What a plan says of itself, and what a trainer makes of it, is by who waits for whom.
+    for plan, slowest in zip(plans, (apart.max(axis=0).sum(), once.sum(axis=1).max()), strict=True):
+        assert simulate(TablePlan.from_arrow(plan.to_arrow())).step_time == pytest.approx(slowest)
+    assert plans[1].imbalance == pytest.approx(once.sum(axis=1).max() / once.sum(axis=1).mean())
 
 
 def test_parts_and_modalities() -> None:
@@ -286,11 +296,12 @@ def test_long_documents_are_spread_over_context_parallel_ranks() -> None:
     [
         (("pp", "cp", "dp", "tp"), {}, "cp inside of dp"),
         (("pp", "dp", "cp", "tp"), {"equal_counts": True}, "equal_counts"),
+        (("pp", "dp", "cp", "tp"), {"rounds": 8}, "rounds"),
         (("pp", "dp", "cp", "tp"), {"parts": True}, "2 parts"),
     ],
 )
 def test_what_cannot_be_spread_is_a_named_error(
-    order: tuple[str, ...], words: dict[str, bool], match: str
+    order: tuple[str, ...], words: dict[str, int], match: str
 ) -> None:
     tree = ClientPlaceTree(dp=2, cp=2, order=order)
     graph = DGraph.from_metadata({"tokens": [4, 3, 2, 1]}, tree).distribute(("dp", "cp"))

@@ -16,7 +16,7 @@ from megadask.planner.ledger import COUNTS, Ledger, unread_records
 from megadask.planner.metadata import Metadata, concat
 from megadask.planner.plan import Plan
 from megadask.planner.runs import Runs
-from megadask.planner.state import LaneCursor, PlannerState, SourceState, with_since
+from megadask.planner.state import LaneCursor, PlannerState, SourceState, with_waits
 from tests.fakes import Driver, MemorySource, Record, ok, restored, span_table, without
 from tests.strategies import World, chunks, laws, worlds
 
@@ -197,7 +197,7 @@ def state(
     own = SourceState(
         cursor=cursor,
         lanes=tuple(LaneCursor(position=p, row=p) for p in positions),
-        outstanding=with_since(span_table(held), 0),
+        outstanding=with_waits(span_table(held), 0),
     )
     return PlannerState(sources={"a": own}, deficits={"a": 0})
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megadask.planner.mixture import TOTAL_SHARE, Turns, settle
-from megadask.planner.weights import quantise
+from megadask.planner.mixture import Turns, settle
+from megadask.planner.weights import TOTAL_SHARE, quantise
 from tests.strategies import laws, weights
 
 Ints = NDArray[np.int64]

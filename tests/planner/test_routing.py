@@ -148,13 +148,19 @@ def test_turns_even_out_over_the_step() -> None:
         (lambda graph: graph.select("image").distribute("ddp"), ConfigError, "'ddp'"),
         (lambda graph: graph.select("image").balance("fair"), ConfigError, "'fair'"),
         (lambda graph: graph.select("image").cost(3), ConfigError, r"cost\(fn\)"),
+        (lambda graph: graph.select("image").balance(max_tokens=9), ConfigError, "max_tokens"),
+        (
+            lambda graph: graph.select("image").distribute("dp", microbatches=2),
+            ConfigError,
+            r"microbatches=.*'image'.*encode",
+        ),
         (
             lambda graph: (graph.select("image").cost(lambda t: -t["tokens"]), graph.plan()),
             CostError,
             "lambda",
         ),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_bad_words_are_named(record: Any, error: type[Exception], match: str) -> None:
     graph = DGraph.from_metadata(a_table([[5], [6]]), ClientPlaceTree(dp=2))

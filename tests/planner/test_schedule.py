@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import Schedule, StepSchedule
-from megadask.planner.weights import SHARES, quantise
+from megadask.planner.weights import TOTAL_SHARE, quantise
 
 NAMES = ["code", "pairs", "web"]
 weight = st.floats(0, 1e12) | st.sampled_from([0.0, 5e-324, 1e-300, 1e300])
@@ -41,12 +41,12 @@ SCHEDULES = {
 def test_shares_are_exact(values: list[float]) -> None:
     shares = quantise(values)
     assert shares.dtype == np.int64
-    assert shares.sum() == SHARES
+    assert shares.sum() == TOTAL_SHARE
     assert [share > 0 for share in shares] == [value > 0 for value in values]
     total = sum(map(Fraction, values))
-    raised = sum(1 for v in values if v and Fraction(v) * SHARES < total)
+    raised = sum(1 for v in values if v and Fraction(v) * TOTAL_SHARE < total)
     for share, value in zip(shares.tolist(), values, strict=True):
-        assert abs(share - Fraction(value) * SHARES / total) <= 1 + raised
+        assert abs(share - Fraction(value) * TOTAL_SHARE / total) <= 1 + raised
 
 
 @given(weights)
@@ -56,14 +56,18 @@ def test_shares_do_not_depend_on_scale(values: list[float]) -> None:
 
 
 def test_ties_go_to_the_first() -> None:
-    assert quantise([1, 1, 1]).tolist() == [SHARES // 3 + 1, SHARES // 3, SHARES // 3]
-    assert quantise([1e300, 5e-324]).tolist() == [SHARES - 1, 1]
+    assert quantise([1, 1, 1]).tolist() == [
+        TOTAL_SHARE // 3 + 1,
+        TOTAL_SHARE // 3,
+        TOTAL_SHARE // 3,
+    ]
+    assert quantise([1e300, 5e-324]).tolist() == [TOTAL_SHARE - 1, 1]
 
 
 def test_source_that_a_stage_does_not_name_has_weight_zero() -> None:
     schedule = SCHEDULES["stages"]
-    assert schedule.weights_at(9, NAMES).tolist() == [0, 0, SHARES]
-    assert schedule.weights_at(10, NAMES).tolist() == [0, SHARES // 2, SHARES // 2]
+    assert schedule.weights_at(9, NAMES).tolist() == [0, 0, TOTAL_SHARE]
+    assert schedule.weights_at(10, NAMES).tolist() == [0, TOTAL_SHARE // 2, TOTAL_SHARE // 2]
     assert set(schedule.source_names) == {"pairs", "web"}
 
 

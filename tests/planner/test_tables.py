@@ -116,7 +116,7 @@ def test_the_bound_is_one_with_transfers_and_speeds(words: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: DGraph(ClientPlaceTree(dp=2), 3), "topology.*3"),
+        (lambda: DGraph(None, 3), "topology.*3"),
         (lambda: DGraph().distribute(None), "axis.*None"),
         (lambda: DGraph().balance(["greedy"]), "method"),
         (lambda: DGraph().balance(speeds=[0.5]), "speeds"),

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megadask.planner.batching import Packed
-from megadask.planner.draw import Draw, DrawRules, Rows, Starved, draw
+from megadask.planner.draw import Draw, DrawRules, Starved, draw
 from megadask.planner.ids import Verdict
+from megadask.planner.lines import Rows
 from megadask.planner.state import LaneCursor, PlannerState, SourceState
 from megadask.planner.weights import quantise
 from megadask.scheduling.errors import SourceError
