@@ -159,18 +159,30 @@ def test_a_part_is_read_evenly_from_all_shards(data: Path) -> None:
         (["--lengths", "web", "--lengths", "mixed"], "alone"),
         (["--lengths", "lognormal:9,1", "--lengths", "lognormal:8,1"], "one name; got 'lengths'"),
         (["--lengths", "lognormal:0,1"], "median="),
-        (["--lengths", "web", "--json", "no/such/place.json", *SMALL], "No such file"),
     ],
-    ids=range(19),
+    ids=range(18),
 )
 def test_what_cannot_be_read_is_named(
     words: list[str], said: str, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if "--json" in words:
-        assert cli.main(["simulate", *words]) == 1
-        assert said in capsys.readouterr().err
-    else:
-        assert said in fails(words, capsys)
+    assert said in fails(words, capsys)
+
+
+def test_a_folder_for_the_figures_is_missed_before_anything_is_planned(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["simulate", "--lengths", "web", "--json", "no/such/place.json", *SMALL])
+    assert caught.value.code == 2
+    assert "--json: there is no folder" in capsys.readouterr().err
+
+
+def test_lengths_beyond_all_reason_are_named(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "bad.jsonl").write_text('{"n": 99999999999999999999}\n')
+    said = fails(["bad.jsonl", "--length-column", "n"], capsys)
+    assert "bad.jsonl, row 0: length in column 'n'; got 99999999999999999999" in said
 
 
 def test_negative_lengths_and_files_of_nothing_are_named(
