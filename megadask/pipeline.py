@@ -15,7 +15,7 @@ from megadask.planner.batching import Packed
 from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
-from megadask.planner.graph import DGraph
+from megadask.planner.graph import DGraph, recorded
 from megadask.planner.mesh import check_mesh
 from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.strategy import Strategy
@@ -98,10 +98,8 @@ class Pipeline:
     @cached_property
     def frozen_strategy(self) -> Strategy:
         """What the strategy recorded."""
-        graph = DGraph([source.name for source in self.sources], self.topology)
-        if self.strategy is not None:
-            self.strategy(graph)
-        return graph.freeze()
+        names = [source.name for source in self.sources]
+        return recorded(self.strategy, names, self.topology)
 
     @cached_property
     def mixture(self) -> StepSchedule:

@@ -7,7 +7,7 @@ Axes as in `problem`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -279,3 +279,13 @@ class DGraph(Recorder):
                 got="context-parallel ranks with packs of their own",
                 limit="a layout where ranks share packs",
             )
+
+
+def recorded(
+    strategy: Callable[[DGraph], Any] | None, source_names: Sequence[str], topology: ClientPlaceTree
+) -> Strategy:
+    """Return what a strategy records when it is called; None: what a graph has from the start."""
+    graph = DGraph(source_names, topology)
+    if strategy is not None:
+        strategy(graph)
+    return graph.freeze()

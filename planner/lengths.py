@@ -100,8 +100,7 @@ class ImageText:
             fits_I = end_I - before_N[document_I] + text_N[document_I] <= self.clip
             document_I, length_I = document_I[fits_I], length_I[fits_I]
         images = np.bincount(document_I, minlength=size)
-        offsets = np.concatenate([[0], np.cumsum(images)]).astype(np.int64)
-        ragged = Ragged(length_I, offsets)
+        ragged = Ragged.counted(length_I, images)
         return Metadata({"tokens": text_N + ragged.sum()}, {"image": ragged})
 
 

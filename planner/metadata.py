@@ -47,8 +47,12 @@ class Ragged:
     def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
         """Return the lengths of some rows of items."""
         counts = np.array([len(row) for row in rows], np.int64)
-        lengths = np.array([length for row in rows for length in row], np.int64)
-        return cls(lengths, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        return cls.counted(np.array([length for row in rows for length in row], np.int64), counts)
+
+    @classmethod
+    def counted(cls, lengths_I: NDArray[np.int64], count_N: NDArray[np.integer]) -> Ragged:
+        """Return rows of so many items each, whose lengths follow one another."""
+        return cls(lengths_I, np.concatenate([[0], np.cumsum(count_N)]).astype(np.int64))
 
     def take(self, rows: NDArray[np.integer]) -> Ragged:
         """Return the items of the given rows, in their order."""
@@ -151,10 +155,8 @@ def concat(tables: Sequence[Metadata]) -> Metadata:
     for name in first.ragged:
         parts = [table.ragged[name] for table in tables]
         counts = np.concatenate([np.diff(part.offsets) for part in parts])
-        items[name] = Ragged(
-            np.concatenate([part.lengths_I for part in parts]),
-            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        )
+        lengths_I = np.concatenate([part.lengths_I for part in parts])
+        items[name] = Ragged.counted(lengths_I, counts)
     return Metadata(columns, items)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from megadask.planner.batching import Packed
 from megadask.planner.draw import Draw, DrawRules, Starved, Stop, draw
 from megadask.planner.errors import ConfigError
-from megadask.planner.graph import DGraph
+from megadask.planner.graph import DGraph, recorded
 from megadask.planner.mesh import check_mesh
 from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.state import PlannerState
@@ -135,10 +135,7 @@ class Stream:
             return self.strategy
         if isinstance(self.strategy, DGraph):
             return self.strategy.freeze()
-        graph = DGraph(list(self.sources), self.topology)
-        if self.strategy is not None:
-            self.strategy(graph)
-        return graph.freeze()
+        return recorded(self.strategy, list(self.sources), self.topology)
 
     @cached_property
     def mixture(self) -> StepSchedule:

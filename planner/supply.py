@@ -208,8 +208,7 @@ def _items(ragged: Ragged | None, record_N: NDArray[Any], first_N: NDArray[np.bo
     if ragged is None:
         return Ragged(np.empty(0, np.int64), np.zeros(len(record_N) + 1, np.int64))
     count_N = np.where(first_N, np.diff(ragged.offsets)[record_N], 0)
-    offsets = np.concatenate([[0], np.cumsum(count_N)]).astype(np.int64)
-    return Ragged(ragged.take(record_N[first_N]).lengths_I, offsets)
+    return Ragged.counted(ragged.take(record_N[first_N]).lengths_I, count_N)
 
 
 def _table(name: str, source: Any) -> Metadata:

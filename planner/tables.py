@@ -99,8 +99,7 @@ def _ragged(name: str, rows: NDArray[Any]) -> Ragged:
         got = f"{lengths.dtype} of {lengths.ndim} dimensions"
         raise ConfigError(what, got=got, limit="a sequence of integers for every row")
     _check_range(what, lengths)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return Ragged(lengths.astype(np.int64), offsets)
+    return Ragged.counted(lengths.astype(np.int64), counts)
 
 
 def _check_range(what: str, values: NDArray[Any]) -> None:
