@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,9 @@ class DecodeImage:
     max_pixels
         An image that claims to have more is an error of its record and is not decoded: a file of
         some kilobytes can hold an image of gigabytes.
+    merge
+        For encoders that merge squares of ``merge x merge`` patches into one embedding: patches
+        down and across are multiples of it, and the patches of a square follow one another.
     """
 
     column: str = "image"
@@ -60,19 +64,12 @@ class DecodeImage:
     patch: int = 16
     max_patches: int = 1024
     max_pixels: int = 64_000_000
+    merge: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("patch", "max_patches", "max_pixels"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"DecodeImage({name}=)", got=repr(value), limit="an integer >= 1")
-        try:
-            import PIL  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                "transforms.DecodeImage needs the package Pillow",
-                remedy="pip install 'megadask[images]'",
-            ) from error
+        check_counts(self, ("patch", "max_patches", "max_pixels", "merge"))
+        check_patches(self.max_patches, self.merge, "DecodeImage")
+        need_pillow("DecodeImage")
 
     def __call__(self, record: Record) -> Sample:
         """Return the record with patches; raises TransformError for what is no image."""
@@ -98,63 +95,92 @@ class DecodeImage:
         return f"{self!r} with Pillow {__version__}"
 
     def _patches(self, item: Any) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-        from PIL import Image
+        with readable(self.column), open_image(item, self.column, self.max_pixels) as image:
+            grid = fit_merged(image.height, image.width, self.patch, self.max_patches, self.merge)
+            return cut(image, *grid, self.patch, self.merge), grid
 
-        try:
-            with self._open(item) as image:
-                rows, columns = fit(image.height, image.width, self.patch, self.max_patches)
-                size = (columns * self.patch, rows * self.patch)
-                if image.format == "JPEG":
-                    image.draft("RGB", size)  # decodes at 1/2, 1/4 or 1/8 where that is enough
-                resized = _rgb(image).resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
-        except TransformError:
-            raise
-        # Decoders raise all kinds of errors for broken data, SyntaxError among them.
-        except Exception as error:
-            raise TransformError(
-                f"column {self.column!r} is not an image that can be decoded",
-                got=f"{type(error).__name__}: {error}",
-            ) from error
-        pixels = np.asarray(resized, np.uint8)
-        p = self.patch
-        grid = pixels.reshape(rows, p, columns, p, _CHANNELS).swapaxes(1, 2)
-        return grid.reshape(rows * columns, p * p * _CHANNELS), (rows, columns)
 
-    def _open(self, item: Any) -> Image.Image:
-        """Return an image that is not decoded yet."""
-        from PIL import Image
+@contextmanager
+def readable(column: str) -> Iterator[None]:
+    """Turn what decoders raise into an error of the record."""
+    try:
+        yield
+    except TransformError:
+        raise
+    # Decoders raise all kinds of errors for broken data, SyntaxError among them.
+    except Exception as error:
+        raise TransformError(
+            f"column {column!r} is not an image that can be decoded",
+            got=f"{type(error).__name__}: {error}",
+        ) from error
 
-        data = item.get("bytes") if isinstance(item, Mapping) else item
-        if isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim in (2, 3):
-            self._check_size(data.shape[1], data.shape[0])
-            return Image.fromarray(data)
-        if not isinstance(data, bytes):
-            raise TransformError(
-                f"column {self.column!r} is not an image",
-                got="null" if data is None else type(data).__name__,
-                limit="bytes of an image file, or uint8 pixels",
-            )
-        # Pillow has a limit of its own, and warns or raises by how far it is passed.
-        try:
-            Image.init()
-            image = Image.open(io.BytesIO(data), formats=sorted(_FORMATS & Image.OPEN.keys()))
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise TransformError(
-                f"column {self.column!r} has more pixels than max_pixels", got=str(error)
-            ) from error
-        self._check_size(*image.size)
-        return image
 
-    def _check_size(self, width: int, height: int) -> None:
-        if width * height > self.max_pixels or not width * height:
-            raise TransformError(
-                f"column {self.column!r} has more pixels than max_pixels"
-                if width * height
-                else f"column {self.column!r} is an image without pixels",
-                got=f"{width} x {height}",
-                limit=f"1 to {self.max_pixels}",
-                remedy="An image bomb, or DecodeImage(max_pixels=) is too low.",
-            )
+def open_image(item: Any, column: str, max_pixels: int) -> Image.Image:
+    """Return an image that is not decoded yet, of at most so many pixels.
+
+    item: bytes of a file, a dict that has them under ``bytes``, or uint8 pixels.
+    """
+    from PIL import Image
+
+    data = item.get("bytes") if isinstance(item, Mapping) else item
+    if isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim in (2, 3):
+        _check_size(data.shape[1], data.shape[0], column, max_pixels)
+        return Image.fromarray(data)
+    if not isinstance(data, bytes):
+        raise TransformError(
+            f"column {column!r} is not an image",
+            got="null" if data is None else type(data).__name__,
+            limit="bytes of an image file, or uint8 pixels",
+        )
+    # Pillow has a limit of its own, and warns or raises by how far it is passed.
+    try:
+        Image.init()
+        image = Image.open(io.BytesIO(data), formats=sorted(_FORMATS & Image.OPEN.keys()))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise TransformError(
+            f"column {column!r} has more pixels than max_pixels", got=str(error)
+        ) from error
+    _check_size(*image.size, column, max_pixels)
+    return image
+
+
+def _check_size(width: int, height: int, column: str, max_pixels: int) -> None:
+    if width * height > max_pixels or not width * height:
+        raise TransformError(
+            f"column {column!r} has more pixels than max_pixels"
+            if width * height
+            else f"column {column!r} is an image without pixels",
+            got=f"{width} x {height}",
+            limit=f"1 to {max_pixels}",
+            remedy="An image bomb, or max_pixels= is too low.",
+        )
+
+
+def cut(
+    image: Image.Image, rows: int, columns: int, patch: int, merge: int = 1
+) -> NDArray[np.uint8]:
+    """Return (N, P) patches of an image that is resized to so many down and across.
+
+    Row by row; or square by square of ``merge x merge`` patches, within each row by row.
+    """
+    from PIL import Image
+
+    size = (columns * patch, rows * patch)
+    if image.format == "JPEG":
+        image.draft("RGB", size)  # decodes at 1/2, 1/4 or 1/8 where that is enough
+    resized = _rgb(image).resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    pixels = np.asarray(resized, np.uint8)
+    across = (rows // merge, merge, patch, columns // merge, merge, patch, _CHANNELS)
+    grid = pixels.reshape(across).transpose(0, 3, 1, 4, 2, 5, 6)
+    return grid.reshape(rows * columns, patch * patch * _CHANNELS)
+
+
+def fit_merged(
+    height: int, width: int, patch: int, max_patches: int, merge: int
+) -> tuple[int, int]:
+    """Return patches down and across as `fit` does, both multiples of ``merge``."""
+    rows, columns = fit(height, width, patch * merge, max_patches // merge**2)
+    return rows * merge, columns * merge
 
 
 def fit(height: int, width: int, patch: int, max_patches: int) -> tuple[int, int]:
@@ -184,3 +210,32 @@ def _rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", colours.size, "white")
         return Image.alpha_composite(white, colours).convert("RGB")
     return image.convert("RGB")
+
+
+def check_counts(options: Any, names: Sequence[str]) -> None:
+    """Raise ConfigError for options of a transform that are no whole numbers above 0."""
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(
+                f"{type(options).__name__}({name}=)", got=repr(value), limit="an integer >= 1"
+            )
+
+
+def check_patches(max_patches: int, merge: int, name: str) -> None:
+    """Raise ConfigError where not even one square of patches may be kept."""
+    if max_patches < merge**2:
+        raise ConfigError(
+            f"{name}(max_patches=)", got=max_patches, limit=f">= merge x merge = {merge**2}"
+        )
+
+
+def need_pillow(name: str) -> None:
+    """Raise ConfigError where Pillow is not installed."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"transforms.{name} needs the package Pillow",
+            remedy="pip install 'megadask[images]'",
+        ) from error

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,7 +26,10 @@ from megadask.planner.errors import ConfigError, MegaDaskError
 if TYPE_CHECKING:
     import tokenizers
 
+    from megadask.audio import LogMel as LogMel
     from megadask.images import DecodeImage as DecodeImage
+    from megadask.placeholders import Placeholders as Placeholders
+    from megadask.video import Frames as Frames
 
 Record = Mapping[str, Any]
 Sample = Mapping[str, Any]
@@ -65,6 +69,15 @@ class Bytes:
     def vocab_size(self) -> int:
         """Number of tokens: 256 bytes, and the end of a document."""
         return 257
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the token that ends every document."""
+        return 256 if self.eos else None
+
+    def encode(self, text: str) -> NDArray[np.integer[Any]]:
+        """Return the tokens of a text, without the one that ends a document."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int16)
 
     def __call__(self, record: Record) -> Sample | None:
         """Return the tokens of a record; raises TransformError where it has no such text."""
@@ -129,13 +142,15 @@ class Tokenizer:
 
     def __call__(self, record: Record) -> Sample | None:
         """Return the tokens of a record; raises TransformError where it has no such text."""
-        text = _value(record, self._column, str)
+        ids = self.encode(_value(record, self._column, str))
+        return _sample(ids if self._eos is None else np.append(ids, ids.dtype.type(self._eos)))
+
+    def encode(self, text: str) -> NDArray[np.integer[Any]]:
+        """Return the tokens of a text, without the one that ends a document."""
         if self._built is None:
             self._built = _load_json(self._json)
         ids = self._built.encode(text, add_special_tokens=self._add_special_tokens).ids
-        if self._eos is not None:
-            ids.append(self._eos)
-        return _sample(np.asarray(ids, np.int16 if self._vocab_size <= 2**15 else np.int32))
+        return np.asarray(ids, np.int16 if self._vocab_size <= 2**15 else np.int32)
 
     def fingerprint(self) -> str:
         """Return a text that differs where results would: it has a hash of the tokenizer's JSON."""
@@ -317,11 +332,18 @@ def _token_id(built: tokenizers.Tokenizer, eos: str | int | None, vocab_size: in
     return found
 
 
+#: Where transforms live that are loaded when they are first used.
+_HOMES = {
+    "DecodeImage": "megadask.images",
+    "Frames": "megadask.video",
+    "LogMel": "megadask.audio",
+    "Placeholders": "megadask.placeholders",
+}
+
+
 if not TYPE_CHECKING:  # a type checker would take any name for granted
 
     def __getattr__(name: str) -> object:
-        if name != "DecodeImage":
+        if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from megadask.images import DecodeImage
-
-        return DecodeImage
+        return getattr(import_module(_HOMES[name]), name)
