@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from megadask import errors, readers, transforms
+    from megadask.encoders import (
+        exchange,
+        exchange_step,
+        items_or_placeholder,
+        scatter_embeddings,
+    )
     from megadask.loader import Loader, connect
     from megadask.pipeline import Pipeline
     from megadask.planner import costs, lengths
@@ -42,8 +48,12 @@ __all__ = [
     "connect",
     "costs",
     "errors",
+    "exchange",
+    "exchange_step",
+    "items_or_placeholder",
     "lengths",
     "readers",
+    "scatter_embeddings",
     "serve",
     "simulate",
     "transforms",
@@ -65,8 +75,12 @@ _HOMES = {
     "connect": "megadask.loader:connect",
     "costs": "megadask.planner.costs",
     "errors": "megadask.errors",
+    "exchange": "megadask.encoders:exchange",
+    "exchange_step": "megadask.encoders:exchange_step",
+    "items_or_placeholder": "megadask.encoders:items_or_placeholder",
     "lengths": "megadask.planner.lengths",
     "readers": "megadask.readers",
+    "scatter_embeddings": "megadask.encoders:scatter_embeddings",
     "serve": "megadask.service:serve",
     "simulate": "megadask.planner.simulating:simulate",
     "transforms": "megadask.transforms",
