@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.draw import DrawRules
 from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import StepSchedule
@@ -62,7 +62,7 @@ class SourceSpec:
     max_consecutive_errors: int
     scalars: tuple[str, ...]
     modalities: tuple[str, ...]
-    batching: Packed
+    batching: Batching
 
     def generator(self, epoch: int, lane: int, position: int) -> np.random.Generator:
         """Return the generator of one record in one epoch, the same in every run (rule 4)."""
@@ -128,7 +128,7 @@ class RunSpec:
     limits: Limits = field(default_factory=Limits)
 
     @property
-    def batching(self) -> Packed:
+    def batching(self) -> Batching:
         """How samples become batches."""
         return self.rules.batching
 
