@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from megadask.loader import Loader, connect
     from megadask.pipeline import Pipeline
     from megadask.planner import costs, lengths
-    from megadask.planner.batching import Packed
+    from megadask.planner.batching import Fixed, Packed, Padded
     from megadask.planner.graph import DGraph
     from megadask.planner.ids import SampleId
     from megadask.planner.schedule import Schedule
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ClientPlaceTree",
     "DGraph",
+    "Fixed",
     "Limits",
     "Loader",
     "Packed",
+    "Padded",
     "Pipeline",
     "SampleId",
     "Schedule",
@@ -53,9 +55,11 @@ __all__ = [
 _HOMES = {
     "ClientPlaceTree": "megadask.planner.topology:ClientPlaceTree",
     "DGraph": "megadask.planner.graph:DGraph",
+    "Fixed": "megadask.planner.batching:Fixed",
     "Limits": "megadask.scheduling.spec:Limits",
     "Loader": "megadask.loader:Loader",
     "Packed": "megadask.planner.batching:Packed",
+    "Padded": "megadask.planner.batching:Padded",
     "Pipeline": "megadask.pipeline:Pipeline",
     "SampleId": "megadask.planner.ids:SampleId",
     "Schedule": "megadask.planner.schedule:Schedule",

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
@@ -67,7 +67,7 @@ class Pipeline:
     sources: Sequence[Source]
     topology: ClientPlaceTree = field(default_factory=ClientPlaceTree)
     strategy: Callable[[DGraph], Any] | None = None
-    batching: Packed
+    batching: Batching
     seed: int = 0
     epochs: int | None = None
     stop: Stop = "all"

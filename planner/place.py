@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.balance import Problem, balance, bucket_loads, lower_bound
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.costs import unit_of
 from megadask.planner.cp import Packs, choose_layout
 from megadask.planner.draw import Draw
@@ -24,7 +24,7 @@ from megadask.planner.topology import ClientPlaceTree
 def place(
     draw: Draw,
     strategy: Strategy,
-    batching: Packed,
+    batching: Batching,
     topology: ClientPlaceTree,
     mixture: Mapping[str, float],
 ) -> Plan:
@@ -58,7 +58,7 @@ def place(
 def place_rest(
     draw: Draw,
     strategy: Strategy,
-    batching: Packed,
+    batching: Batching,
     topology: ClientPlaceTree,
     mixture: Mapping[str, float],
     *,
@@ -118,7 +118,7 @@ def _widen(part_n: NDArray[np.int64], left_N: NDArray[np.bool_]) -> NDArray[np.i
 def _problem(
     draw: Draw,
     strategy: Strategy,
-    batching: Packed,
+    batching: Batching,
     topology: ClientPlaceTree,
     num_microbatches: int,
 ) -> Problem:
@@ -143,7 +143,7 @@ def _plan(
     problem: Problem | None,
     bin_N: NDArray[np.int64],
     num_buckets: int,
-    batching: Packed,
+    batching: Batching,
     mixture: Mapping[str, float],
 ) -> Plan:
     """Return the plan of a placement; no problem stands for no spans: the end of the data."""
@@ -198,7 +198,7 @@ def _routed(
     return replace(plan, routing=routing, assignment_digest=assignment_digest)
 
 
-def _repack(draw: Draw, batching: Packed, left: NDArray[np.int64]) -> NDArray[np.int64]:
+def _repack(draw: Draw, batching: Batching, left: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return packs for a part of a draw: tight if the longest-first packing fits, else its own."""
     size_N = batching.padded(draw.table["tokens"])[left]
     packing = Packing(draw.num_packs, batching)

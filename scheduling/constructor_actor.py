@@ -19,7 +19,13 @@ from distributed import get_worker
 from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
-from megadask.scheduling.assemble import SHAPE_KEYS, assemble, num_loss_tokens, slice_cp
+from megadask.scheduling.assemble import (
+    SHAPE_KEYS,
+    assemble,
+    most_bytes,
+    num_loss_tokens,
+    slice_cp,
+)
 from megadask.scheduling.delivery import Reply, reply, span_ids, step_header
 from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
 from megadask.scheduling.gather import Payload, gather
@@ -63,7 +69,8 @@ class ConstructorActor:
         self._changed = Signal()
         self._generation = 0
         self._plans: dict[int, Plan] = {}
-        self._shelf = Shelf(self._spec.limits.constructor_bytes, ranks_of)
+        most = most_bytes(self._spec.batching)
+        self._shelf = Shelf(self._spec.limits.constructor_bytes, ranks_of, most)
         self._marks: dict[int, Watermark] = {}
         self._reported: dict[int, Watermark] = {}
         self._tokens: dict[int, str] = {}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.batching import Batching
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
@@ -182,13 +183,8 @@ class SourceLoader:
         batching, tokens = self.spec.batching, len(read.sample["tokens"])
         whole = whole_because(read.sample, self.spec.form)
         try:
-            if whole and tokens > batching.seq_len and batching.overflow != "drop":
-                raise ConfigError(
-                    f"{whole} is longer than the sequence and cannot be cut",
-                    got=f"{tokens} tokens",
-                    limit=f"at most seq_len={batching.seq_len}",
-                    remedy='Choose a longer seq_len, or overflow="drop".',
-                )
+            if whole:
+                _check_whole(whole, tokens, batching)
             return batching.cut(tokens)
         except ConfigError as error:
             shard = self.spec.reader.shards()[lane_shards(self.spec, lane)[read.shard]].name
@@ -256,6 +252,22 @@ def _changed(spec: SourceSpec, key: tuple[int, int, int], got: str) -> SourceErr
         got=got,
         remedy="The data must not change during a run; random transforms must draw from `rng`.",
     )
+
+
+def _check_whole(what: str, tokens: int, batching: Batching) -> None:
+    """Raise ConfigError where a sample that cannot be cut would be."""
+    if batching.pours:
+        raise ConfigError(
+            f"{type(batching).__name__} cuts anywhere, which {what} does not allow",
+            remedy="Take Packed.",
+        )
+    if tokens > batching.seq_len and batching.overflow != "drop":
+        raise ConfigError(
+            f"{what} is longer than the sequence and cannot be cut",
+            got=f"{tokens} tokens",
+            limit=f"at most seq_len={batching.seq_len}",
+            remedy='Choose a longer seq_len, or overflow="drop".',
+        )
 
 
 def _close(reads: Iterator[Any]) -> None:

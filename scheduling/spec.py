@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.draw import DrawRules
 from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import StepSchedule
@@ -68,7 +68,7 @@ class SourceSpec:
     max_consecutive_errors: int
     scalars: tuple[str, ...]
     modalities: tuple[str, ...]
-    batching: Packed
+    batching: Batching
     extras: tuple[str, ...] = ()
     size: str | None = None
 
@@ -149,7 +149,7 @@ class RunSpec:
     limits: Limits = field(default_factory=Limits)
 
     @property
-    def batching(self) -> Packed:
+    def batching(self) -> Batching:
         """How samples become batches."""
         return self.rules.batching
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching, Fixed, Packed, Padded
 from megadask.planner.errors import ConfigError, StateError
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import Metadata
@@ -34,7 +34,7 @@ def form(**declared: Any) -> Form:
     return Form(fields=batching.fields, **declared)
 
 
-def loader(records: list[Any], batching: Packed | None = None, **changes: Any) -> SourceLoader:
+def loader(records: list[Any], batching: Batching | None = None, **changes: Any) -> SourceLoader:
     declared: dict[str, Any] = {
         "name": "web",
         "index": 0,
@@ -411,3 +411,19 @@ def test_what_is_no_sample_says_what_one_is() -> None:
         check_sample({"text": "a"}, form())
     with pytest.raises(ConfigError, match="got list"):
         check_sample([1, 2], form())
+
+
+# Other batching ---------------------------------------------------------------------------------
+
+
+def test_padded_rows_and_fixed_packs_hold_no_pairs() -> None:
+    for batching in (Padded(seq_len=64, global_batch=1), Fixed(seq_len=64, global_batch=1)):
+        with pytest.raises(ConfigError, match=r"too many sequences.*at most 1"):
+            described(loader([pair(1, 2, 3)], batching))
+
+
+def test_where_documents_are_cut_anywhere_what_stays_together_is_refused() -> None:
+    batching = Fixed(seq_len=64, global_batch=1)
+    record = {"tokens": [1, 2], "image": [np.zeros((2, 2))]}
+    with pytest.raises(ConfigError, match=r"Fixed cuts anywhere.*items 'image'.*Packed"):
+        described(loader([record], batching, modalities=("image",)))
