@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from megadask.planner.simulating import simulate
     from megadask.planner.stream import Stream
     from megadask.planner.topology import ClientPlaceTree
+    from megadask.presets import model_inputs
     from megadask.scheduling.spec import Limits
     from megadask.service import Service, serve
     from megadask.source import Source
@@ -45,6 +46,7 @@ __all__ = [
     "costs",
     "errors",
     "lengths",
+    "model_inputs",
     "readers",
     "serve",
     "simulate",
@@ -70,6 +72,7 @@ _HOMES = {
     "costs": "megadask.planner.costs",
     "errors": "megadask.errors",
     "lengths": "megadask.planner.lengths",
+    "model_inputs": "megadask.presets:model_inputs",
     "readers": "megadask.readers",
     "serve": "megadask.service:serve",
     "simulate": "megadask.planner.simulating:simulate",
