@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from megadask.loader import Loader, connect
     from megadask.pipeline import Pipeline
     from megadask.planner import costs, lengths
-    from megadask.planner.batching import Packed
+    from megadask.planner.batching import Fixed, Packed, Padded
     from megadask.planner.graph import DGraph
     from megadask.planner.ids import SampleId
     from megadask.planner.schedule import Schedule
     from megadask.planner.simulating import simulate
     from megadask.planner.stream import Stream
     from megadask.planner.topology import ClientPlaceTree
+    from megadask.presets import model_inputs
     from megadask.scheduling.spec import Limits
     from megadask.service import Service, serve
     from megadask.source import Source
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ClientPlaceTree",
     "DGraph",
+    "Fixed",
     "Limits",
     "Loader",
     "Packed",
+    "Padded",
     "Pipeline",
     "SampleId",
     "Schedule",
@@ -52,6 +55,7 @@ __all__ = [
     "exchange_step",
     "items_or_placeholder",
     "lengths",
+    "model_inputs",
     "readers",
     "scatter_embeddings",
     "serve",
@@ -63,9 +67,11 @@ __all__ = [
 _HOMES = {
     "ClientPlaceTree": "megadask.planner.topology:ClientPlaceTree",
     "DGraph": "megadask.planner.graph:DGraph",
+    "Fixed": "megadask.planner.batching:Fixed",
     "Limits": "megadask.scheduling.spec:Limits",
     "Loader": "megadask.loader:Loader",
     "Packed": "megadask.planner.batching:Packed",
+    "Padded": "megadask.planner.batching:Padded",
     "Pipeline": "megadask.pipeline:Pipeline",
     "SampleId": "megadask.planner.ids:SampleId",
     "Schedule": "megadask.planner.schedule:Schedule",
@@ -79,6 +85,7 @@ _HOMES = {
     "exchange_step": "megadask.encoders:exchange_step",
     "items_or_placeholder": "megadask.encoders:items_or_placeholder",
     "lengths": "megadask.planner.lengths",
+    "model_inputs": "megadask.presets:model_inputs",
     "readers": "megadask.readers",
     "scatter_embeddings": "megadask.encoders:scatter_embeddings",
     "serve": "megadask.service:serve",

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
@@ -67,7 +67,7 @@ class Pipeline:
     sources: Sequence[Source]
     topology: ClientPlaceTree = field(default_factory=ClientPlaceTree)
     strategy: Callable[[DGraph], Any] | None = None
-    batching: Packed
+    batching: Batching
     seed: int = 0
     epochs: int | None = None
     stop: Stop = "all"
@@ -141,6 +141,7 @@ class Pipeline:
                     "transform": transform_fingerprint(source.transform),
                     "lanes": source.num_lanes,
                     "on_error": source.on_error,
+                    "payload": [source.extras, source.modalities, source.size],
                     "num_shards": len(shards),
                     "shards": fingerprint_shards(shards),
                 }
@@ -205,6 +206,8 @@ class Pipeline:
                 scalars=tuple(scalars),
                 modalities=tuple(modalities),
                 batching=self.batching,
+                extras=source.extras,
+                size=source.size,
             )
             for index, source in enumerate(self.sources)
         }
@@ -226,6 +229,12 @@ class Pipeline:
             raise ConfigError("two sources have one name", got=twice, remedy="Rename one of them.")
         owners: dict[str, str] = {}
         for source in self.sources:
+            if source.size and not (source.extras or source.modalities or self.batching.aligned):
+                raise ConfigError(
+                    f"Source({source.name!r}, size=)",
+                    got="nothing to deliver: its samples have no tokens",
+                    remedy="Name what to deliver in extras=, or modalities=.",
+                )
             if not source.reader.shards():
                 raise ConfigError(f"source {source.name!r} has nothing to read", got="no shards")
             if source.lane_rows is not None and not sum(source.lane_rows):
@@ -258,10 +267,10 @@ class Pipeline:
             return False
         old = json.loads(was)
         shards = source.reader.shards()
-        same = {"transform", "lanes", "on_error"}
+        same = {"transform", "lanes", "on_error", "payload"}
         now = json.loads(self.components[f"source {name}"])
         return (
-            all(old[key] == now[key] for key in same)
+            all(old.get(key) == now[key] for key in same)
             and old["num_shards"] <= len(shards)
             and old["shards"] == fingerprint_shards(shards[: old["num_shards"]])
         )

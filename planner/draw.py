@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.behind import Taken, go_behind
 from megadask.planner.deferral import Deferral, Forecast, Missing, find_limit
 from megadask.planner.errors import ConfigError
@@ -56,7 +56,7 @@ class DrawRules:
         Which spans wait because they cost too much for a step; None: none do.
     """
 
-    batching: Packed
+    batching: Batching
     mix_by: MixBy = "samples"
     window: int = 64
     patience: int = 4

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.balance import Problem, balance, bucket_loads, lower_bound
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.costs import unit_of
 from megadask.planner.cp import Packs, choose_layout
 from megadask.planner.draw import Draw
 from megadask.planner.packing import Packing
 from megadask.planner.plan import Plan, draw_digest
 from megadask.planner.routing import route_all
+from megadask.planner.sequences import padded_table, sequences_of
 from megadask.planner.strategy import Strategy, relative_speeds
 from megadask.planner.topology import ClientPlaceTree
 
@@ -23,7 +24,7 @@ from megadask.planner.topology import ClientPlaceTree
 def place(
     draw: Draw,
     strategy: Strategy,
-    batching: Packed,
+    batching: Batching,
     topology: ClientPlaceTree,
     mixture: Mapping[str, float],
 ) -> Plan:
@@ -41,10 +42,11 @@ def place(
     bin_N = balance(problem, strategy.method, **strategy.options)
     plan = _plan(draw, problem, bin_N, num_buckets, batching, mixture)
     cp = topology.num_slices(strategy.axis)
+    parts = sequences_of(draw.table, batching)
     packs = Packs(
-        size_N=batching.padded(draw.table["tokens"]),
-        pack_N=bin_N,
-        offset_N=plan.offset_N,
+        size_N=parts.size_D,
+        pack_N=bin_N[parts.row_D],
+        offset_N=plan.offset_N[parts.row_D] + parts.first_D,
         num_packs=problem.num_bins,
         seq_len=batching.seq_len,
     )
@@ -56,7 +58,7 @@ def place(
 def place_rest(
     draw: Draw,
     strategy: Strategy,
-    batching: Packed,
+    batching: Batching,
     topology: ClientPlaceTree,
     mixture: Mapping[str, float],
     *,
@@ -116,7 +118,7 @@ def _widen(part_n: NDArray[np.int64], left_N: NDArray[np.bool_]) -> NDArray[np.i
 def _problem(
     draw: Draw,
     strategy: Strategy,
-    batching: Packed,
+    batching: Batching,
     topology: ClientPlaceTree,
     num_microbatches: int,
 ) -> Problem:
@@ -125,7 +127,7 @@ def _problem(
     # Packs in the order drawn, dealt to the buckets in turn: what a plain loader would do.
     bucket_N, slot_N = draw.canonical_pack_N % num_buckets, draw.canonical_pack_N // num_buckets
     return strategy.problem(
-        draw.table.with_columns(tokens=size_N),  # caps and costs count padded tokens
+        padded_table(draw.table, batching),  # caps and costs count padded tokens
         topology,
         num_microbatches=num_microbatches,
         num_packs=batching.micro_batch,
@@ -141,7 +143,7 @@ def _plan(
     problem: Problem | None,
     bin_N: NDArray[np.int64],
     num_buckets: int,
-    batching: Packed,
+    batching: Batching,
     mixture: Mapping[str, float],
 ) -> Plan:
     """Return the plan of a placement; no problem stands for no spans: the end of the data."""
@@ -196,7 +198,7 @@ def _routed(
     return replace(plan, routing=routing, assignment_digest=assignment_digest)
 
 
-def _repack(draw: Draw, batching: Packed, left: NDArray[np.int64]) -> NDArray[np.int64]:
+def _repack(draw: Draw, batching: Batching, left: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return packs for a part of a draw: tight if the longest-first packing fits, else its own."""
     size_N = batching.padded(draw.table["tokens"])[left]
     packing = Packing(draw.num_packs, batching)

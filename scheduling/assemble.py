@@ -10,22 +10,24 @@ pulled from the loaders. In this module "document" is what a sequence of attenti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching, Padded
 from megadask.planner.cp import Layout
 from megadask.planner.errors import ConfigError, PlanError
 
-#: Keys of a batch that `slice_cp` cuts; all are (Q, T).
+#: What a trainer reads token by token; all are (Q, T).
 TOKEN_KEYS = ("tokens", "labels", "loss_mask", "position_ids")
 #: Where documents begin and end: all that attention in the middle of a pipeline needs of a batch.
 SHAPE_KEYS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
+#: What batches of `Padded` have besides; where the real tokens are.
+PADDED_KEYS = ("attention_mask", "lengths")
 #: All arrays of a batch.
-ARRAY_KEYS = (*TOKEN_KEYS, *SHAPE_KEYS)
+ARRAY_KEYS = (*TOKEN_KEYS, *SHAPE_KEYS, *PADDED_KEYS)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,10 +63,11 @@ class Pieces:
     mask: NDArray[Any] | None = None
 
 
-def assemble(spec: Packed, pieces: Pieces) -> dict[str, NDArray[Any]]:
+def assemble(spec: Batching, pieces: Pieces) -> dict[str, NDArray[Any]]:
     """Lay out the spans of one microbatch as packs.
 
-    All shapes depend on ``spec`` alone. No spans at all is a valid microbatch without loss.
+    All shapes depend on ``spec`` alone, but for T of ``Padded(pad_to="longest")``: there it is the
+    padded length of the longest span. No spans at all is a valid microbatch without loss.
 
     Returns
     -------
@@ -83,6 +86,8 @@ def assemble(spec: Packed, pieces: Pieces) -> dict[str, NDArray[Any]]:
             ``cu_seqlens`` [0, 7] and ``cu_seqlens_padded`` [0, 8] (Transformer Engine's way).
         ``max_seqlen``
             int64 without axes: T, a constant.
+        ``attention_mask``, ``lengths``
+            Of `Padded` only: (Q, T) bool, True on real tokens; (Q,) int32, how many they are.
 
     Raises
     ------
@@ -100,16 +105,19 @@ def assemble(spec: Packed, pieces: Pieces) -> dict[str, NDArray[Any]]:
     and keeps the shape static. It is not part of the batch since it would be paid for by all: a
     sequence of pads costs the square of its length.
     """
-    num_packs, seq_len = spec.micro_batch, spec.seq_len
+    num_packs = spec.micro_batch
     length_N = pieces.stop_N - pieces.start_N
     slice_N = np.diff(pieces.token_offsets)
     _check_slices(pieces, length_N, slice_N)
+    sequences = _sequences(spec, pieces, length_N)
+    one_N = np.zeros(len(length_N), np.int64)
+    seq_len = int(spec.widths(spec.padded(length_N), one_N, 1)[0])
     batch: dict[str, NDArray[Any]] = {
         "tokens": np.zeros((num_packs, seq_len), np.int64),
         "labels": np.zeros((num_packs, seq_len), np.int64),
         "loss_mask": np.zeros((num_packs, seq_len), np.float32),
         "position_ids": np.zeros((num_packs, seq_len), np.int64),
-        **_sequences(spec, pieces, length_N),
+        **sequences,
         "max_seqlen": np.array(seq_len, np.int64),
     }
     flat = {key: batch[key].reshape(-1) for key in TOKEN_KEYS}
@@ -127,7 +135,27 @@ def assemble(spec: Packed, pieces: Pieces) -> dict[str, NDArray[Any]]:
     targets = np.repeat(pieces.token_offsets[:-1] + 1, targets_N) + within
     flat["labels"][inputs] = pieces.tokens[targets]
     flat["loss_mask"][inputs] = 1 if pieces.mask is None else pieces.mask[targets]
+    if isinstance(spec, Padded):
+        batch["lengths"] = sequences["cu_seqlens"][:, -1].copy()
+        batch["attention_mask"] = np.arange(seq_len) < batch["lengths"][:, None]
     return batch
+
+
+def most_bytes(spec: Batching) -> int | None:
+    """Return the bytes of the largest microbatch where sizes differ; None where all are alike."""
+    if not isinstance(spec, Padded) or spec.pad_to == "seq_len":
+        return None
+    none = np.empty(0, np.int64)
+    pieces = Pieces(
+        pack_N=none,
+        offset_N=none,
+        start_N=none,
+        stop_N=none,
+        tokens=none,
+        token_offsets=np.zeros(1, np.int64),
+    )
+    batch = assemble(replace(spec, pad_to="seq_len"), pieces)
+    return sum(array.nbytes for array in batch.values())
 
 
 def slice_cp(
@@ -135,9 +163,9 @@ def slice_cp(
 ) -> dict[str, NDArray[Any]]:
     """Return what one context-parallel rank gets of a batch of `assemble`.
 
-    The keys of `TOKEN_KEYS` become (Q, C), see `cp_positions`; all others stay those of the whole
-    batch, ``cu_seqlens`` too, as context-parallel attention expects. With ``cp_size=1`` the arrays
-    are those of ``batch``, not copies.
+    The keys of `TOKEN_KEYS` and ``attention_mask`` become (Q, C), see `cp_positions`; all others
+    stay those of the whole batch, ``cu_seqlens`` too, as context-parallel attention expects. With
+    ``cp_size=1`` the arrays are those of ``batch``, not copies.
 
     Raises
     ------
@@ -149,8 +177,9 @@ def slice_cp(
     )
     if cp_size == 1:
         return dict(batch)
+    cut = (*TOKEN_KEYS, "attention_mask")
     return {
-        key: np.take_along_axis(array, positions_QC, axis=1) if key in TOKEN_KEYS else array
+        key: np.take_along_axis(array, positions_QC, axis=1) if key in cut else array
         for key, array in batch.items()
     }
 
@@ -186,7 +215,9 @@ def cp_positions(
     if cp_size == 1:
         return np.broadcast_to(np.arange(seq_len), (num_packs, seq_len))
     if seq_len % chunks:
-        raise ConfigError("Packed(seq_len=)", got=seq_len, limit=f"a multiple of 2 x cp = {chunks}")
+        raise ConfigError(
+            "tokens of a sequence", got=seq_len, limit=f"a multiple of 2 x cp = {chunks}"
+        )
     tail_Q1 = np.full((num_packs, 1), seq_len)
     whole = cu_seqlens_padded if layout == "document" else np.zeros_like(tail_Q1)
     bounds = np.concatenate([whole, tail_Q1], axis=1).astype(np.int64)
@@ -196,7 +227,7 @@ def cp_positions(
             "a padded document cannot be cut for context parallelism",
             got=f"{lengths[lengths % chunks > 0][0]} tokens",
             limit=f"a multiple of 2 x cp = {chunks}",
-            remedy=f"Choose Packed(pad_to_multiple=) as a multiple of {chunks}.",
+            remedy=f"Choose pad_to_multiple= of the batching as a multiple of {chunks}.",
         )
     chunk = lengths // chunks
     own = 2 * chunk
@@ -214,7 +245,7 @@ def num_loss_tokens(batch: Mapping[str, NDArray[Any]]) -> int:
 
 
 def _sequences(
-    spec: Packed, pieces: Pieces, length_N: NDArray[np.int64]
+    spec: Batching, pieces: Pieces, length_N: NDArray[np.int64]
 ) -> dict[str, NDArray[np.int32]]:
     """Return ``cu_seqlens`` and ``cu_seqlens_padded``, having checked that the spans fit."""
     num_packs, limit = spec.micro_batch, spec.documents_limit

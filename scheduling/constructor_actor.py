@@ -19,7 +19,7 @@ from distributed import get_worker
 from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
-from megadask.scheduling.assemble import SHAPE_KEYS, assemble, num_loss_tokens, slice_cp
+from megadask.scheduling.assemble import assemble, most_bytes, num_loss_tokens, slice_cp
 from megadask.scheduling.delivery import Reply, reply, span_ids, step_header
 from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
 from megadask.scheduling.gather import Payload, gather
@@ -27,6 +27,7 @@ from megadask.scheduling.owners import Partners
 from megadask.scheduling.record import Watermark
 from megadask.scheduling.shelf import Arrays, Shelf, Slot
 from megadask.scheduling.spec import RunSpec
+from megadask.scheduling.stages import keys_sent
 from megadask.scheduling.wire import Signal
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ class ConstructorActor:
         self._changed = Signal()
         self._generation = 0
         self._plans: dict[int, Plan] = {}
-        self._shelf = Shelf(self._spec.limits.constructor_bytes, ranks_of)
+        most = most_bytes(self._spec.batching)
+        self._shelf = Shelf(self._spec.limits.constructor_bytes, ranks_of, most)
         self._marks: dict[int, Watermark] = {}
         self._reported: dict[int, Watermark] = {}
         self._tokens: dict[int, str] = {}
@@ -215,10 +217,8 @@ class ConstructorActor:
         if with_plan:
             header["plan"] = step_header(plan)
         ids = span_ids(plan, plan.rows_of(bucket, microbatch))
-        sent = {"payload": tuple(mine), "shapes": SHAPE_KEYS, "broadcast": ()}[
-            tree.delivery(rank, strategy.broadcast_axes, strategy.axis)
-        ]
-        wanted = {key: mine[key] for key in sent if keys is None or key in keys}
+        sent = keys_sent(tree, rank, strategy.broadcast_axes, strategy.axis, mine, keys)
+        wanted = {key: mine[key] for key in sent}
         return reply("batch", {**wanted, "ids": ids}, **header)
 
     @property

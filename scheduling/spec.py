@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.draw import DrawRules
 from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import StepSchedule
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.reading import Reader
+from megadask.scheduling.samples import Form
 
 OnError = Literal["raise", "skip"]
 
@@ -49,6 +51,10 @@ class SourceSpec:
         Names of the lists of items whose lengths become metadata, over all sources.
     batching
         How documents are cut into spans.
+    extras
+        Names of the columns of this source that ride along.
+    size
+        What counts as the length of its samples, if they have no tokens.
     """
 
     name: str
@@ -62,7 +68,22 @@ class SourceSpec:
     max_consecutive_errors: int
     scalars: tuple[str, ...]
     modalities: tuple[str, ...]
-    batching: Packed
+    batching: Batching
+    extras: tuple[str, ...] = ()
+    size: str | None = None
+
+    @cached_property
+    def form(self) -> Form:
+        """What its samples may hold."""
+        return Form(
+            scalars=self.scalars,
+            modalities=self.modalities,
+            extras=self.extras,
+            fields=self.batching.fields,
+            size=self.size,
+            num_sequences=self.batching.sequences,
+            pad_to_multiple=self.batching.pad_to_multiple,
+        )
 
     def generator(self, epoch: int, lane: int, position: int) -> np.random.Generator:
         """Return the generator of one record in one epoch, the same in every run (rule 4)."""
@@ -128,7 +149,7 @@ class RunSpec:
     limits: Limits = field(default_factory=Limits)
 
     @property
-    def batching(self) -> Packed:
+    def batching(self) -> Batching:
         """How samples become batches."""
         return self.rules.batching
 
