@@ -191,7 +191,9 @@ def _exchanged(
     sent = embeddings[_ranges(first_K[send_X2[:, 1]], rows_X).to(embeddings.device)]
     # Only who encoded an item knows how many embeddings it has become.
     rows_Y = _all_to_all(rows_X.to(embeddings.device), send_Z, receive_Z, group).cpu()
-    came = _AllToAll.apply(sent, _added(rows_X, send_Z), _added(rows_Y, receive_Z), group)
+    came = _AllToAll.apply(  # type: ignore[no-untyped-call]
+        sent, _added(rows_X, send_Z), _added(rows_Y, receive_Z), group
+    )
     found: dict[int, Tensor] = {}
     first_Y = rows_Y.cumsum(0) - rows_Y
     for number in receive_Y3[:, 1].unique().tolist() or [microbatch]:
@@ -228,12 +230,9 @@ def _rows(embeddings: Tensor, batch: Batch, modality: str, rows_per_item: Tensor
 
 def _per_rank(facts: Tensor, group: Group | None) -> list[int]:
     """Return how many rows of a table each rank of the group has; its first column is the rank."""
-    ranks, counts = facts[:, 0].unique_consecutive(return_counts=True)
+    ranks, counts = torch.unique_consecutive(facts[:, 0], return_counts=True)
     by_rank = dict(zip(ranks.tolist(), counts.tolist(), strict=True))
-    if not _is_distributed():
-        members = [0]
-    else:
-        members = distributed.get_process_group_ranks(group)
+    members = [0] if not _is_distributed() else distributed.get_process_group_ranks(group)
     strangers = sorted(set(by_rank) - set(members))
     if strangers:
         raise ConfigError(
@@ -248,7 +247,7 @@ def _per_rank(facts: Tensor, group: Group | None) -> list[int]:
 
 def _added(rows_X: Tensor, count_Z: list[int]) -> list[int]:
     """(Z,) rows of the items of each rank, added up."""
-    return [int(part.sum()) for part in rows_X.split(count_Z)]
+    return [int(part.sum()) for part in torch.split(rows_X, count_Z)]
 
 
 def _ranges(first_X: Tensor, rows_X: Tensor) -> Tensor:

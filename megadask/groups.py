@@ -24,6 +24,7 @@ from torch import Tensor
 from megadask.planner.errors import ConfigError
 from megadask.scheduling.delivery import Microbatch
 from megadask.scheduling.errors import DeadlineError, StaleError, pack_error, unpack_error
+from megadask.scheduling.items import exchanged_keys
 from megadask.scheduling.trainer_link import TrainerLink
 
 logger = logging.getLogger(__name__)
@@ -159,10 +160,11 @@ class Share:
     def complete(self, microbatch: Microbatch) -> Microbatch:
         """Return a microbatch with the arrays of the one that the root fetched."""
         slot = (microbatch.step, microbatch.microbatch)
+        own = exchanged_keys(microbatch.arrays)
         if self.is_root:
-            self._send(slot, microbatch.arrays)
+            self._send(slot, {k: a for k, a in microbatch.arrays.items() if k not in own})
             return microbatch
-        arrays = self._receive(slot)
+        arrays = self._receive(slot) | {key: microbatch.arrays[key] for key in own}
         if self._keys is not None:
             arrays = {name: array for name, array in arrays.items() if name in self._keys}
         return replace(microbatch, arrays=arrays)

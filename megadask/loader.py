@@ -15,7 +15,6 @@ from megadask.groups import Share, process_group
 from megadask.planner.errors import ConfigError
 from megadask.presets import Batch, Form, Preset
 from megadask.saved import another_pipeline, differences, read_saved, to_saved
-from megadask.scheduling.assemble import ARRAY_KEYS
 from megadask.scheduling.delivery import StepFacts
 from megadask.scheduling.errors import DeadlineError, ServiceError
 from megadask.scheduling.trainer_link import TrainerLink
@@ -87,9 +86,8 @@ def connect(
     for name, value in (("prefetch", prefetch), ("timeout", timeout)):
         if value <= 0:
             raise ConfigError(f"connect({name}=)", got=value, limit="> 0")
-    unknown = [keys] if isinstance(keys, str) else sorted(set(keys or ()) - set(ARRAY_KEYS))
-    if unknown:
-        raise ConfigError("connect(keys=)", got=unknown, limit=f"a list of some of {ARRAY_KEYS}")
+    if isinstance(keys, str):
+        raise ConfigError("connect(keys=)", got=repr(keys), limit="a list of keys")
     form = Form(preset=preset, names=names or {}, pin_memory=pin_memory)
     group = None if group is None else process_group(group)
     target: dict[str, Any] = {"address": str(address)}
@@ -128,6 +126,10 @@ def connect(
             keys=None if keys is None else tuple(keys),
             force=force,
         )
+        if unknown := sorted(set(keys or ()) - set(link.place["keys"])):
+            raise ConfigError(
+                "connect(keys=)", got=unknown, limit=f"a list of some of {link.place['keys']}"
+            )
         form.check(keys or link.place["keys"], is_sliced=link.place["num_slices"] > 1)
         share = None
         if group is not None:

@@ -85,8 +85,7 @@ class Pipeline:
                 "Pipeline(restart=True)", got="epochs=None", limit="a finite number of epochs"
             )
         _ = self.rules
-        modalities = {name for source in self.sources for name in source.modalities}
-        check_mesh(self.topology, self.frozen_strategy, self.batching, modalities)
+        check_mesh(self.topology, self.frozen_strategy, self.batching, self.modalities)
         _ = self.mixture
         _ = self.components
         self._check_pickles()
@@ -100,6 +99,11 @@ class Pipeline:
         """What the strategy recorded."""
         names = [source.name for source in self.sources]
         return recorded(self.strategy, names, self.topology)
+
+    @cached_property
+    def modalities(self) -> tuple[str, ...]:
+        """Names of the lists of items that samples of any source may hold."""
+        return tuple(sorted({name for source in self.sources for name in source.modalities}))
 
     @cached_property
     def mixture(self) -> StepSchedule:
@@ -185,13 +189,13 @@ class Pipeline:
             mixture=self.mixture,
             strategy=self.frozen_strategy,
             topology=self.topology,
+            modalities=self.modalities,
             limits=limits,
         )
 
     def source_specs(self) -> dict[str, SourceSpec]:
         """Return what the Source Loaders need to know, by source."""
         scalars = sorted({name for source in self.sources for name in source.metadata})
-        modalities = sorted({name for source in self.sources for name in source.modalities})
         return {
             source.name: SourceSpec(
                 name=source.name,
@@ -204,7 +208,7 @@ class Pipeline:
                 on_error=source.on_error,
                 max_consecutive_errors=source.max_consecutive_errors,
                 scalars=tuple(scalars),
-                modalities=tuple(modalities),
+                modalities=self.modalities,
                 batching=self.batching,
                 extras=source.extras,
                 size=source.size,

@@ -9,7 +9,7 @@ pulled from the loaders. In this module "document" is what a sequence of attenti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -159,7 +159,11 @@ def most_bytes(spec: Batching) -> int | None:
 
 
 def slice_cp(
-    batch: Mapping[str, NDArray[Any]], cp_rank: int, cp_size: int, layout: Layout = "document"
+    batch: Mapping[str, NDArray[Any]],
+    cp_rank: int,
+    cp_size: int,
+    layout: Layout = "document",
+    fields: Collection[str] = (),
 ) -> dict[str, NDArray[Any]]:
     """Return what one context-parallel rank gets of a batch of `assemble`.
 
@@ -177,7 +181,7 @@ def slice_cp(
     )
     if cp_size == 1:
         return dict(batch)
-    cut = (*TOKEN_KEYS, "attention_mask")
+    cut = (*TOKEN_KEYS, "attention_mask", *fields)
     return {
         key: np.take_along_axis(array, positions_QC, axis=1) if key in cut else array
         for key, array in batch.items()

@@ -23,6 +23,8 @@ from megadask.scheduling.assemble import assemble, most_bytes, num_loss_tokens, 
 from megadask.scheduling.delivery import Reply, reply, span_ids, step_header
 from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
 from megadask.scheduling.gather import Payload, gather
+from megadask.scheduling.item_delivery import gather_own, index_key, item_index, split_share
+from megadask.scheduling.items import embeds
 from megadask.scheduling.owners import Partners
 from megadask.scheduling.record import Watermark
 from megadask.scheduling.shelf import Arrays, Shelf, Slot
@@ -204,9 +206,10 @@ class ConstructorActor:
         step, microbatch = slot
         arrays = self._shelf.give(slot, bucket, rank)
         tree, strategy = self._spec.topology, self._spec.strategy
-        mine = arrays
+        mine, own = split_share(arrays, rank)
+        indices = [index_key(name) for name in self._spec.modalities]
         if self._spec.num_slices > 1:
-            mine = slice_cp(arrays, *tree.cp_slice(rank), plan.cp_layout)
+            mine = slice_cp(mine, *tree.cp_slice(rank), plan.cp_layout, indices)
         header: dict[str, Any] = {
             "microbatch": microbatch,
             "num_loss_tokens": num_loss_tokens(mine),
@@ -217,8 +220,10 @@ class ConstructorActor:
         if with_plan:
             header["plan"] = step_header(plan)
         ids = span_ids(plan, plan.rows_of(bucket, microbatch))
-        sent = keys_sent(tree, rank, strategy.broadcast_axes, strategy.axis, mine, keys)
+        have = mine if embeds(tree, strategy.axis, rank) else mine.keys() - set(indices)
+        sent = keys_sent(tree, rank, strategy.broadcast_axes, strategy.axis, have, keys)
         wanted = {key: mine[key] for key in sent}
+        wanted |= {key: array for key, array in own.items() if keys is None or key in keys}
         return reply("batch", {**wanted, "ids": ids}, **header)
 
     @property
@@ -325,8 +330,15 @@ class ConstructorActor:
         generation = self._generation
         rows = {bucket: plan.rows_of(bucket, slot[1]) for bucket in buckets}
         union = np.concatenate(list(rows.values()))
-        payload = await gather(self._partners, plan.sources, plan.table.take(union))
+        async with asyncio.TaskGroup() as group:
+            tokens = group.create_task(gather(self._partners, plan.sources, plan.table.take(union)))
+            items = group.create_task(
+                gather_own(self._partners, self._spec, plan, slot[1], buckets)
+            )
+        payload = tokens.result()
         built = await asyncio.to_thread(self._assemble, plan, rows, payload)
+        for bucket, own in items.result().items():
+            built[bucket] |= own
         if generation == self._generation:
             self._shelf.put(slot, built)
             self._changed.set()
@@ -342,6 +354,9 @@ class ConstructorActor:
             first += len(mine)
             pieces = payload.pieces(within, table, plan.pack_N[mine], plan.offset_N[mine])
             built[bucket] = assemble(self._spec.batching, pieces)
+            for name in self._spec.modalities:
+                index = item_index(built[bucket], payload, within, plan, mine, name)
+                built[bucket][index_key(name)] = index
         return built
 
     # The end ----------------------------------------------------------------------------------

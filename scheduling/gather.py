@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from megadask.planner.metadata import Metadata
 from megadask.scheduling.assemble import Pieces
 from megadask.scheduling.owners import Partners
+from megadask.scheduling.serving import FIELD, ROWS
 
 
 async def gather(partners: Partners, sources: Sequence[str], table: Metadata) -> Payload:
@@ -53,6 +54,21 @@ class Payload:
         for number, rows in enumerate(parts):
             self._part_N[rows] = number
             self._within_N[rows] = np.arange(len(rows))
+
+    def field(self, row: int, name: str) -> NDArray[Any] | None:
+        """Return what is aligned with the tokens of a row, and the one after; None for nothing."""
+        part, within = self._replies[self._part_N[row]], self._within_N[row]
+        array = part.get(f"{FIELD}{name}")
+        return None if array is None else array[..., slice(*part["offsets"][within : within + 2])]
+
+    def embedding_rows(self, rows: NDArray[np.int64], modality: str) -> NDArray[np.int64]:
+        """Return (N,) embeddings that the items of some rows become, of each together."""
+        counts = [
+            part[key][self._within_N[row]] if (key := f"{ROWS}{modality}") in part else 0
+            for row in rows.tolist()
+            for part in [self._replies[self._part_N[row]]]
+        ]
+        return np.array(counts, np.int64)
 
     @property
     def num_bytes(self) -> int:

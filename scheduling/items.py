@@ -21,9 +21,9 @@ from megadask.planner.routing import Routing
 from megadask.planner.strategy import Selection, Strategy
 from megadask.planner.topology import Axis, ClientPlaceTree
 
-#: What the batch of a rank holds for a modality, as ``{name}{ending}``: what every rank has of its
-#: own, apart from its bucket.
-OWN_ENDINGS = ("", "_cu_seqlens", "_grid", "_rows", "_send", "_receive")
+#: What the batch of a rank holds of a modality, as ``{name}{ending}``: its items, and with whom
+#: they are exchanged. Where they are, each rank has its own, whatever is broadcast.
+ENDINGS = ("", "_cu_seqlens", "_grid", "_rows", "_send", "_receive")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,6 +76,18 @@ def duties(
     return {rank: exchange.duty(rank) for rank in ranks if exchange.takes_part(rank)}
 
 
+def item_keys(modalities: Iterable[str]) -> list[str]:
+    """Return the keys that batches may have of some modalities."""
+    return [f"{name}{ending}" for name in modalities for ending in (*ENDINGS, "_index")]
+
+
+def exchanged_keys(keys: Iterable[str]) -> set[str]:
+    """Return the keys of a batch that belong to its rank alone, since items are exchanged."""
+    found = set(keys)
+    names = [key.removesuffix("_send") for key in found if key.endswith("_send")]
+    return {f"{name}{ending}" for name in names for ending in ENDINGS} & found
+
+
 def items_used(
     plan: Plan, modality: str, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -99,7 +111,7 @@ def _own(
     found, of_bucket = {}, dict[int, Duty]()
     for rank in ranks:
         delivery = topology.delivery(rank, strategy.broadcast_axes, strategy.axis)
-        if delivery == "payload" and _embeds(topology, strategy.axis, rank):
+        if delivery == "payload" and embeds(topology, strategy.axis, rank):
             bucket = topology.bucket_of(rank, strategy.axis)
             if bucket not in of_bucket:
                 span_K, item_K = items_used(plan, modality, plan.rows_of(bucket, microbatch))
@@ -142,7 +154,7 @@ class _Exchange:
 
     def takes_part(self, rank: int) -> bool:
         """Whether a rank encodes, or uses what is encoded."""
-        return self._encodes(rank) or _embeds(self.tree, self.axis, rank)
+        return self._encodes(rank) or embeds(self.tree, self.axis, rank)
 
     def duty(self, rank: int) -> Duty:
         """Return what a rank does in this turn."""
@@ -164,14 +176,17 @@ class _Exchange:
             used = np.flatnonzero(bucket_K == bucket)
             used = used[np.lexsort((self.place_I[mine[used]], self.microbatch_I[mine[used]]))]
             encoder = self.encoder_I[mine[used[:1]]]
-            for user in self.tree.ranks_of(bucket, self.axis):
-                if _embeds(self.tree, self.axis, user) and self._servers(encoder, user)[0] == rank:
-                    parts.append(np.stack([np.full(len(used), user), used], axis=1))
+            users = [
+                user
+                for user in self.tree.ranks_of(bucket, self.axis)
+                if embeds(self.tree, self.axis, user) and self._servers(encoder, user)[0] == rank
+            ]
+            parts += [np.stack([np.full(len(used), user), used], axis=1) for user in users]
         sent_X2 = np.concatenate(parts)
         return sent_X2[np.argsort(sent_X2[:, 0], kind="stable")]
 
     def _received(self, rank: int) -> NDArray[np.int64]:
-        if not _embeds(self.tree, self.axis, rank):
+        if not embeds(self.tree, self.axis, rank):
             return np.empty((0, 3), np.int64)
         used = np.flatnonzero(self.bucket_I == self.tree.bucket_of(rank, self.axis))
         from_Y = self._servers(self.encoder_I[used], rank)
@@ -191,6 +206,6 @@ class _Exchange:
         return np.ravel_multi_index(place, self.tree.shape).astype(np.int64)
 
 
-def _embeds(topology: ClientPlaceTree, axis: Axis, rank: int) -> bool:
+def embeds(topology: ClientPlaceTree, axis: Axis, rank: int) -> bool:
     """Whether a rank turns tokens into embeddings, among which item embeddings go."""
     return "pp" in topology.axes(axis) or not topology.coords(rank)["pp"]

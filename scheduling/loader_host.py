@@ -58,7 +58,7 @@ class LoaderHost(WorkerPlugin):
             self._release(incarnation)
 
     async def handle(self, call: str, incarnation: str, **arguments: Any) -> Any:
-        """Carry out one call: open, describe, serve, status or release a loader."""
+        """Carry out one call: open, describe, serve, serve_items, status or release."""
         if call == "open":
             return await self._open(incarnation, **arguments)
         if call == "release":
@@ -125,6 +125,10 @@ def _serve(loader: SourceLoader, wanted: dict[str, Any]) -> dict[str, Any]:
     return loader.serve(Metadata.unpack(wanted))
 
 
+def _serve_items(loader: SourceLoader, wanted: dict[str, Any], modality: str) -> dict[str, Any]:
+    return loader.serve_items(Metadata.unpack(wanted), modality)
+
+
 def _status(loader: SourceLoader) -> dict[str, Any]:
     return {
         "source": loader.spec.name,
@@ -139,5 +143,6 @@ def _status(loader: SourceLoader) -> dict[str, Any]:
 _CALLS: dict[str, Callable[..., dict[str, Any]]] = {
     "describe": _describe,
     "serve": _serve,
+    "serve_items": _serve_items,
     "status": _status,
 }

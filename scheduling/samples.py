@@ -38,9 +38,10 @@ class Form:
     scalars
         Names of the numbers that become metadata columns.
     modalities
-        Names of the lists of items. With ``image`` come ``image_grid``, (items, g) integers, and
-        ``image_index``, (l,) integers: the row of the sample's concatenated items that stands in
-        the place of a token, -1 elsewhere.
+        Names of the lists of items. With ``image`` come ``image_grid``, (items, g) integers;
+        ``image_rows``, (items,) integers, how many embeddings each becomes, as many as it is long
+        where there are none; and ``image_index``, (l,) integers: the row of the sample's
+        concatenated embeddings that stands in the place of a token, -1 elsewhere.
     extras
         Names of the columns that ride along.
     fields
@@ -79,7 +80,7 @@ class Form:
         kinds |= {field.name: "aligned" for field in self.aligned}
         kinds[EXTRAS] = "extras"
         for name in self.modalities:
-            kinds |= {name: "items", f"{name}_grid": "items"}
+            kinds |= {name: "items", f"{name}_grid": "items", f"{name}_rows": "items"}
         return kinds
 
 
@@ -162,6 +163,14 @@ def item_lengths(sample: Sample, name: str) -> list[int]:
             limit="a list of arrays with one row a patch or frame",
         )
     return [len(item) for item in items]
+
+
+def embedding_rows(sample: Sample, modality: str) -> NDArray[np.int64]:
+    """(K,) embeddings that each item of a sample becomes: its own length unless it says so."""
+    rows = sample.get(f"{modality}_rows")
+    if rows is not None:
+        return np.asarray(rows, np.int64)
+    return np.array([len(item) for item in sample.get(modality, ())], np.int64)
 
 
 def scalar(sample: Sample, name: str) -> float:
@@ -299,14 +308,16 @@ def _laid_out(
     return whole
 
 
-def _items(sample: Sample, name: str, rows: NDArray[np.int64] | None) -> dict[str, Any]:
+def _items(sample: Sample, name: str, index: NDArray[np.int64] | None) -> dict[str, Any]:
     """Return the items of a modality, with their grid; check the index that came with them."""
     lengths = item_lengths(sample, name)
-    if rows is not None and rows.size and not -1 <= rows.min() <= rows.max() < sum(lengths):
+    rows = _embeddings(sample, name, lengths)
+    total = sum(lengths) if rows is None else int(rows.sum())
+    if index is not None and index.size and not -1 <= index.min() <= index.max() < total:
         raise ConfigError(
             f"a sample's '{name}_index'",
-            got=f"{rows.min()}..{rows.max()}",
-            limit=f"-1, or a row of its items: 0..{sum(lengths) - 1}",
+            got=f"{index.min()}..{index.max()}",
+            limit=f"-1, or a row of its items: 0..{total - 1}",
         )
     if not lengths:
         return {}
@@ -325,7 +336,25 @@ def _items(sample: Sample, name: str, rows: NDArray[np.int64] | None) -> dict[st
                 limit=f"integers of shape ({len(lengths)}, axes)",
             )
         found[f"{name}_grid"] = grid
+    if rows is not None:
+        found[f"{name}_rows"] = rows
     return found
+
+
+def _embeddings(sample: Sample, name: str, lengths: list[int]) -> NDArray[np.int64] | None:
+    """Return how many embeddings each item becomes, None where the sample does not say so."""
+    value = sample.get(f"{name}_rows")
+    if value is None:
+        return None
+    rows = np.asarray(value)
+    good = rows.shape == (len(lengths),) and (rows.dtype.kind in "iu" or not rows.size)
+    if not good or (rows < 0).any():
+        raise ConfigError(
+            f"a sample's '{name}_rows'",
+            got=f"{rows.dtype} of shape {rows.shape}",
+            limit=f"({len(lengths)},) integers >= 0, one an item",
+        )
+    return rows.astype(np.int64)
 
 
 def _no_sample(got: object) -> ConfigError:

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from megadask.planner.metadata import Metadata
 from megadask.planner.sequences import SEQUENCES
-from megadask.scheduling.samples import EXTRAS, Form, Sample
+from megadask.scheduling.samples import EXTRAS, Form, Sample, embedding_rows
 
 #: What the keys of fields that are aligned with the tokens begin with.
 FIELD = "field:"
+#: And those of the numbers of embeddings.
+ROWS = "rows:"
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -40,6 +42,8 @@ def served(samples: Mapping[tuple[int, int, int], Sample], wanted: Metadata, for
             Real lengths of the sequences of each span, none where it is one; (N + 1,).
         ``extras``, ``extras_offsets``
             Bytes of the extras of each span's sample; (N + 1,).
+        ``rows:MODALITY``
+            (N,) int64, embeddings that the items of each span's sample become together.
     """
     names = ("epoch", "lane", "position", "start", "stop", "length")
     columns = (wanted[name].tolist() for name in names)
@@ -73,6 +77,10 @@ def served(samples: Mapping[tuple[int, int, int], Sample], wanted: Metadata, for
         payload[SEQUENCES], payload[f"{SEQUENCES}_offsets"] = joined(
             [part.get(SEQUENCES, nothing) for part in parts]
         )
+    for name in form.modalities:
+        if any(name in part for part in parts):
+            totals = [int(embedding_rows(part, name).sum()) for part in parts]
+            payload[f"{ROWS}{name}"] = np.array(totals, np.int64)
     if form.extras:
         payload[EXTRAS], payload[f"{EXTRAS}_offsets"] = joined([part[EXTRAS] for part in parts])
     return payload

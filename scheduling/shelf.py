@@ -153,6 +153,21 @@ class Shelf:
         self._evicted.difference_update(keys)
         if not self._missing(slot):
             self._todo.pop(slot, None)
+        self._make_room()
+
+    def put(self, slot: Slot, built: Mapping[int, Arrays]) -> None:
+        """Take the shares that were built, except those that nobody needs any more."""
+        for bucket, arrays in built.items():
+            del self._reserved[slot, bucket]
+            # Ranks that encode the same items share the arrays.
+            size = sum({id(array): array.nbytes for array in arrays.values()}.values())
+            self._share_bytes = max(size, self._share_bytes or 0)
+            if not self._is_done(slot, bucket):
+                self._shares[slot, bucket] = _Share(arrays, size)
+        self._make_room()  # where shares differ in size, one may be larger than was thought
+
+    def _make_room(self) -> None:
+        """Evict as far as the limit takes it."""
         excess = self.held_bytes - self.limit_bytes
         for key in self._in_the_way():
             if excess <= 0:
@@ -160,15 +175,6 @@ class Shelf:
             excess -= self._shares.pop(key).num_bytes
             self._evicted.add(key)
             self.num_evicted += 1
-
-    def put(self, slot: Slot, built: Mapping[int, Arrays]) -> None:
-        """Take the shares that were built, except those that nobody needs any more."""
-        for bucket, arrays in built.items():
-            del self._reserved[slot, bucket]
-            size = sum(array.nbytes for array in arrays.values())
-            self._share_bytes = max(size, self._share_bytes or 0)
-            if not self._is_done(slot, bucket):
-                self._shares[slot, bucket] = _Share(arrays, size)
 
     def _is_done(self, slot: Slot, bucket: int) -> bool:
         return bucket not in self._low or slot < self._low[bucket]

@@ -22,6 +22,7 @@ from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.cache import SampleCache
 from megadask.scheduling.errors import SourceError
+from megadask.scheduling.item_payload import served_items
 from megadask.scheduling.lanes import Read, lane_shards, read_lane, read_rows
 from megadask.scheduling.samples import (
     Sample,
@@ -138,6 +139,10 @@ class SourceLoader:
             When a sample reads differently than when it was planned.
         """
         return served(self._samples(wanted), wanted, self.spec.form)
+
+    def serve_items(self, wanted: Metadata, modality: str) -> dict[str, NDArray[Any]]:
+        """Return items of samples; see `item_payload.served_items`. Raises as `serve` does."""
+        return served_items(self._samples(wanted), wanted, modality)
 
     @property
     def num_open_lanes(self) -> int:

@@ -138,6 +138,8 @@ class RunSpec:
         Source name to the records of each lane in an epoch, None where the reader does not know.
     mixture
         Weights by step.
+    modalities
+        Names of the lists of items that its samples may hold.
     """
 
     lanes: Mapping[str, int]
@@ -146,6 +148,7 @@ class RunSpec:
     mixture: StepSchedule
     strategy: Strategy
     topology: ClientPlaceTree
+    modalities: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
     @property
