@@ -10,7 +10,7 @@ again when a rank asks for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,24 +157,27 @@ class Shelf:
 
     def put(self, slot: Slot, built: Mapping[int, Arrays]) -> None:
         """Take the shares that were built, except those that nobody needs any more."""
+        has_grown = False
         for bucket, arrays in built.items():
-            del self._reserved[slot, bucket]
-            # Ranks that encode the same items share the arrays.
+            # Ranks that encode the same items share their arrays.
             size = sum({id(array): array.nbytes for array in arrays.values()}.values())
+            has_grown |= size > self._reserved.pop((slot, bucket))
             self._share_bytes = max(size, self._share_bytes or 0)
             if not self._is_done(slot, bucket):
                 self._shares[slot, bucket] = _Share(arrays, size)
-        self._make_room()  # where shares differ in size, one may be larger than was thought
+        if has_grown:
+            self._make_room(spared={(slot, bucket) for bucket in built})
 
-    def _make_room(self) -> None:
-        """Evict as far as the limit takes it."""
+    def _make_room(self, spared: Collection[tuple[Slot, int]] = ()) -> None:
+        """Evict others than those spared, as far as the limit takes it."""
         excess = self.held_bytes - self.limit_bytes
         for key in self._in_the_way():
             if excess <= 0:
                 break
-            excess -= self._shares.pop(key).num_bytes
-            self._evicted.add(key)
-            self.num_evicted += 1
+            if key not in spared:
+                excess -= self._shares.pop(key).num_bytes
+                self._evicted.add(key)
+                self.num_evicted += 1
 
     def _is_done(self, slot: Slot, bucket: int) -> bool:
         return bucket not in self._low or slot < self._low[bucket]

@@ -51,6 +51,30 @@ def test_the_first_is_built_even_if_it_does_not_fit() -> None:
     assert build(shelf(0)) == [((0, 0), [0, 1])]
 
 
+def test_a_share_larger_than_was_thought_takes_the_place_of_what_lies_ahead() -> None:
+    made = shelf(6)
+    assert len(build(made)) == 3
+    made.free({0: (0, 1), 1: (0, 1)})
+    made.give((0, 1), 0, 0)
+    made.give((0, 1), 1, 1)
+    slot, buckets = made.next_build() or ((0, 0), [])
+    made.reserve(slot, buckets)
+    large = {0: {"image": np.zeros(3 * SHARE, np.uint8)}, 1: arrays(slot, 1)}
+    made.put(slot, large)
+    assert made.held_bytes <= made.limit_bytes
+    assert held(made, 0) == held(made, 1) == [(0, 2), slot]
+    assert made.next_build() is None  # a share may be as large as the largest
+
+
+def test_arrays_that_ranks_share_count_once() -> None:
+    made = shelf(9, buckets=1)
+    slot, buckets = made.next_build() or ((0, 0), [])
+    made.reserve(slot, buckets)
+    image = np.zeros(SHARE, np.uint8)
+    made.put(slot, {0: {"@0:image": image, "@1:image": image}})
+    assert made.held_bytes == SHARE
+
+
 def test_what_is_acknowledged_makes_room() -> None:
     made = shelf(4)
     build(made)

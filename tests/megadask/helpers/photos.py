@@ -1,4 +1,4 @@
-"""Samples with images of very unlike sizes, whose numbers say which image and which row they are."""
+"""Samples with images of very unlike sizes, whose numbers say which image and row they are."""
 
 from __future__ import annotations
 
