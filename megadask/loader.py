@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -87,7 +87,7 @@ def connect(
         if value <= 0:
             raise ConfigError(f"connect({name}=)", got=value, limit="> 0")
     if isinstance(keys, str):
-        raise ConfigError("connect(keys=)", got=repr(keys), limit="a list of keys")
+        raise ConfigError("connect(keys=)", got=repr(keys), limit="a list of names")
     form = Form(preset=preset, names=names or {}, pin_memory=pin_memory)
     group = None if group is None else process_group(group)
     target: dict[str, Any] = {"address": str(address)}
@@ -126,11 +126,9 @@ def connect(
             keys=None if keys is None else tuple(keys),
             force=force,
         )
-        if unknown := sorted(set(keys or ()) - set(link.place["keys"])):
-            raise ConfigError(
-                "connect(keys=)", got=unknown, limit=f"a list of some of {link.place['keys']}"
-            )
-        form.check(keys or link.place["keys"], is_sliced=link.place["num_slices"] > 1)
+        form.check(
+            _known_keys(keys, form.names, link.place), is_sliced=link.place["num_slices"] > 1
+        )
         share = None
         if group is not None:
             share = Share.of(group, link, timeout_s=timeout, keys=keys)
@@ -152,6 +150,19 @@ def own_rank() -> int:
                 f"the environment's {name}", value if not value.isdigit() else int(value)
             )
     return 0
+
+
+def _known_keys(
+    keys: Collection[str] | None, names: Collection[str], place: Mapping[str, Any]
+) -> list[str]:
+    """Return the arrays that a loader can expect. Raises ConfigError for those there are not.
+
+    What a ``collate`` of the pipeline gives is not known before there is a batch.
+    """
+    unknown = sorted(set(keys or ()) - set(place["keys"]))
+    if unknown and not place["collates"]:
+        raise ConfigError("connect(keys=)", got=unknown, limit=f"a list of some of {place['keys']}")
+    return [*(keys or place["keys"]), *(names if place["collates"] else ())]
 
 
 def _integer(what: str, value: Any) -> int:

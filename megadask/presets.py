@@ -25,7 +25,7 @@ Preset = Literal["hf"]
 #: What a batch says about itself, beside its arrays.
 FACTS = (
     *("sample_ids", "spans", "step", "microbatch", "is_last"),
-    *("num_loss_tokens", "num_loss_tokens_step", "cp_layout"),
+    *("num_loss_tokens", "num_loss_tokens_step", "cp_layout", "extras", "num_sequences"),
 )
 
 #: The label that Hugging Face's losses pass over.

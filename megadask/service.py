@@ -19,9 +19,7 @@ from megadask.planner.schedule import Schedule
 from megadask.planner.state import PlannerState, check_lanes
 from megadask.planner.weights import check_names
 from megadask.saved import read_saved
-from megadask.scheduling.assemble import ARRAY_KEYS
 from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError, WorkerError
-from megadask.scheduling.items import item_keys
 from megadask.scheduling.loader_host import LoaderHost
 from megadask.scheduling.point import Point
 from megadask.scheduling.spec import Limits
@@ -212,7 +210,8 @@ class Service:
             "topology": pipeline.topology.to_dict(),
             "axis": spec.strategy.axis,
             "broadcast_axes": list(spec.strategy.broadcast_axes),
-            "keys": [*ARRAY_KEYS, *item_keys(spec.modalities)],
+            "keys": spec.array_keys,
+            "collates": spec.collate is not None,
             "lanes": dict(spec.lanes),
             "loaders": {name: source.loaders for name, source in sources.items()},
             "source_bytes": {name: source.size_bytes for name, source in sources.items()},

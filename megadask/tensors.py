@@ -11,13 +11,18 @@ from numpy.typing import NDArray
 from megadask.planner.ids import SampleId
 from megadask.presets import Batch
 from megadask.scheduling.delivery import Microbatch
+from megadask.scheduling.extras import decode
+from megadask.scheduling.samples import EXTRAS
 
 
 def to_batch(microbatch: Microbatch, sources: list[str]) -> Batch:
     """Return a microbatch as a dict of tensors and facts; ids in pack order."""
     batch: Batch = {}
     for name, array in microbatch.arrays.items():
-        batch[name] = int(array) if array.ndim == 0 else _tensor(array)
+        if name == EXTRAS:
+            batch[name] = decode(array)
+        else:
+            batch[name] = _tensor(array) if array.ndim else array.item()
     source, epoch, lane, position, start, stop = microbatch.ids
     columns = (column.tolist() for column in (source, epoch, lane, position))
     batch["sample_ids"] = [

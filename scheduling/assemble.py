@@ -1,16 +1,18 @@
 """From the token slices of one microbatch to the arrays that a trainer reads.
 
 Axes: N spans, Q packs of the microbatch, T tokens of a pack, D most documents of a pack,
-C = T / cp tokens of one context-parallel slice.
+S most sequences of a pack (D, or that many times the sequences of a sample), C = T / cp tokens of
+one context-parallel slice.
 
 Everything here is a pure function of its arguments; a Data Constructor calls them with what it
-pulled from the loaders. In this module "document" is what a sequence of attention is: a span.
+pulled from the loaders. In this module "document" is what a sequence of attention is: a span, or
+one of the sequences of a span that has several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,8 @@ ARRAY_KEYS = (*TOKEN_KEYS, *SHAPE_KEYS, *PADDED_KEYS)
 class Pieces:
     """What the N spans of one microbatch bring: where they go, and their tokens.
 
-    Spans may come in any order. Arrays are shared, never modified.
+    Spans may come in any order; one of several sequences comes as that many. Arrays are shared,
+    never modified.
 
     Parameters
     ----------
@@ -52,6 +55,8 @@ class Pieces:
         (N + 1,) int64, span n owns ``tokens[token_offsets[n]:token_offsets[n + 1]]``.
     mask
         Flat, as `tokens`: the loss weight of predicting that token; None stands for all ones.
+    fields
+        Name to what is aligned with `tokens`, (..., flat); fields that no span has may lack.
     """
 
     pack_N: NDArray[np.int64]
@@ -61,6 +66,7 @@ class Pieces:
     tokens: NDArray[np.integer[Any]]
     token_offsets: NDArray[np.int64]
     mask: NDArray[Any] | None = None
+    fields: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def assemble(spec: Batching, pieces: Pieces) -> dict[str, NDArray[Any]]:
@@ -74,18 +80,21 @@ def assemble(spec: Batching, pieces: Pieces) -> dict[str, NDArray[Any]]:
     dict
         ``tokens``, ``labels``, ``position_ids``
             (Q, T) int64. The label of an input is the next token of its document, also where the
-            mask is 0; positions count from 0 in every span. All three are 0 on pads, and the label
-            of a document's last token is 0: only ``loss_mask`` says what counts.
+            mask is 0; positions count from 0 in every document, where its sample brings none. All
+            three are 0 on pads, and the label of a document's last token is 0: only ``loss_mask``
+            says what counts. Positions of several axes, ``spec.position_axes``, are (axes, Q, T).
         ``loss_mask``
             (Q, T) float32, weight of every label.
         ``cu_seqlens``
-            (Q, D + 1) int32, documents' real tokens added up from 0; the last value repeated.
+            (Q, S + 1) int32, documents' real tokens added up from 0; the last value repeated.
         ``cu_seqlens_padded``
-            (Q, D + 1) int32, where documents start in the pack, then where the last one ends,
+            (Q, S + 1) int32, where documents start in the pack, then where the last one ends,
             pads included; the last value repeated. A document of 7 tokens padded to 8 has
             ``cu_seqlens`` [0, 7] and ``cu_seqlens_padded`` [0, 8] (Transformer Engine's way).
         ``max_seqlen``
             int64 without axes: T, a constant.
+        the fields of ``spec.fields``
+            (..., Q, T), as their samples have them, not shifted; their fill elsewhere.
         ``attention_mask``, ``lengths``
             Of `Padded` only: (Q, T) bool, True on real tokens; (Q,) int32, how many they are.
 
@@ -116,17 +125,25 @@ def assemble(spec: Batching, pieces: Pieces) -> dict[str, NDArray[Any]]:
         "tokens": np.zeros((num_packs, seq_len), np.int64),
         "labels": np.zeros((num_packs, seq_len), np.int64),
         "loss_mask": np.zeros((num_packs, seq_len), np.float32),
-        "position_ids": np.zeros((num_packs, seq_len), np.int64),
         **sequences,
         "max_seqlen": np.array(seq_len, np.int64),
     }
-    flat = {key: batch[key].reshape(-1) for key in TOKEN_KEYS}
+    flat = {key: batch[key].reshape(-1) for key in ("tokens", "labels", "loss_mask")}
     first_N = pieces.pack_N * seq_len + pieces.offset_N
 
     within = _within(length_N)
     inputs = np.repeat(first_N, length_N) + within
-    flat["tokens"][inputs] = pieces.tokens[np.repeat(pieces.token_offsets[:-1], length_N) + within]
-    flat["position_ids"][inputs] = within
+    source = np.repeat(pieces.token_offsets[:-1], length_N) + within
+    flat["tokens"][inputs] = pieces.tokens[source]
+    for one in spec.fields:
+        array = np.full((*one.shape, num_packs, seq_len), one.fill, one.dtype)
+        if one.name in pieces.fields:
+            array.reshape(*one.shape, -1)[..., inputs] = pieces.fields[one.name][..., source]
+        batch[one.name] = array
+    positions = batch["position_ids"]
+    counted = np.zeros(num_packs * seq_len, np.int64)
+    counted[inputs] = within
+    np.copyto(positions, counted.reshape(num_packs, seq_len), where=positions < 0)
 
     # Token i of a slice is the target of input i - 1: a slice of n tokens has n - 1 targets.
     targets_N = np.maximum(slice_N - 1, 0)
@@ -167,9 +184,10 @@ def slice_cp(
 ) -> dict[str, NDArray[Any]]:
     """Return what one context-parallel rank gets of a batch of `assemble`.
 
-    The keys of `TOKEN_KEYS` and ``attention_mask`` become (Q, C), see `cp_positions`; all others
-    stay those of the whole batch, ``cu_seqlens`` too, as context-parallel attention expects. With
-    ``cp_size=1`` the arrays are those of ``batch``, not copies.
+    The keys of `TOKEN_KEYS`, ``attention_mask`` and ``fields`` become (..., Q, C), see
+    `cp_positions`; all others stay those of the whole batch, ``cu_seqlens`` too, as
+    context-parallel attention expects. With ``cp_size=1`` the arrays are those of ``batch``, not
+    copies.
 
     Raises
     ------
@@ -181,11 +199,22 @@ def slice_cp(
     )
     if cp_size == 1:
         return dict(batch)
-    cut = (*TOKEN_KEYS, "attention_mask", *fields)
+    return cut_tokens(batch, positions_QC, (*TOKEN_KEYS, "attention_mask", *fields))
+
+
+def cut_tokens(
+    batch: Mapping[str, NDArray[Any]], positions_QC: NDArray[np.int64], keys: Collection[str]
+) -> dict[str, NDArray[Any]]:
+    """Return a batch in which the given keys, (..., Q, T), are (..., Q, C): these tokens."""
     return {
-        key: np.take_along_axis(array, positions_QC, axis=1) if key in cut else array
-        for key, array in batch.items()
+        key: _taken(array, positions_QC) if key in keys else array for key, array in batch.items()
     }
+
+
+def _taken(array: NDArray[Any], positions_QC: NDArray[np.int64]) -> NDArray[Any]:
+    """Return (..., Q, C) the given tokens of each pack of a (..., Q, T) array."""
+    leading = (1,) * (array.ndim - 2)
+    return np.take_along_axis(array, positions_QC.reshape(*leading, *positions_QC.shape), axis=-1)
 
 
 def cp_positions(
@@ -205,7 +234,7 @@ def cp_positions(
     Parameters
     ----------
     cu_seqlens_padded
-        (Q, D + 1) of `assemble`, not modified.
+        (Q, S + 1) of `assemble`, not modified.
     seq_len
         T.
     cp_rank, cp_size
@@ -245,14 +274,14 @@ def cp_positions(
 
 def num_loss_tokens(batch: Mapping[str, NDArray[Any]]) -> int:
     """Return how many targets of a batch, or of a slice of one, have a weight other than 0."""
-    return int(np.count_nonzero(batch["loss_mask"]))
+    return int(np.count_nonzero(batch.get("loss_mask", 0)))
 
 
 def _sequences(
     spec: Batching, pieces: Pieces, length_N: NDArray[np.int64]
 ) -> dict[str, NDArray[np.int32]]:
     """Return ``cu_seqlens`` and ``cu_seqlens_padded``, having checked that the spans fit."""
-    num_packs, limit = spec.micro_batch, spec.documents_limit
+    num_packs, limit = spec.micro_batch, spec.sequences_limit
     if pieces.pack_N.size and not 0 <= pieces.pack_N.min() <= pieces.pack_N.max() < num_packs:
         raise PlanError("a span lies in no pack", got=pieces.pack_N, limit=f"0..{num_packs - 1}")
     count_Q = np.bincount(pieces.pack_N, minlength=num_packs)
@@ -297,7 +326,9 @@ def _check_slices(pieces: Pieces, length_N: NDArray[np.int64], slice_N: NDArray[
             limit=f"{length_N[n]}, or one more where the sample goes on",
         )
     total = pieces.token_offsets[-1]
-    if len(pieces.tokens) != total or (pieces.mask is not None and len(pieces.mask) != total):
+    fields = pieces.fields.values()
+    is_aligned = all(array.shape[-1] == total for array in (pieces.tokens, *fields))
+    if not is_aligned or (pieces.mask is not None and len(pieces.mask) != total):
         raise PlanError("slices do not add up to the tokens", got=len(pieces.tokens), limit=total)
 
 

@@ -269,6 +269,7 @@ def place(run: Run, rank: int) -> dict[str, Any]:
         "num_slices": tree.num_slices(axis),
         "broadcast_axes": list(along),
         "keys": run.header["keys"],
+        "collates": run.header["collates"],
     }
 
 

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 from distributed import get_worker
-from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
-from megadask.scheduling.assemble import assemble, most_bytes, num_loss_tokens, slice_cp
+from megadask.scheduling.assemble import most_bytes
+from megadask.scheduling.building import Builder
 from megadask.scheduling.delivery import Reply, reply, span_ids, step_header
 from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
-from megadask.scheduling.gather import Payload, gather
-from megadask.scheduling.item_delivery import gather_own, index_key, item_index, split_share
+from megadask.scheduling.gather import gather
+from megadask.scheduling.item_delivery import gather_own, index_key, own_arrays
 from megadask.scheduling.items import embeds
 from megadask.scheduling.owners import Partners
 from megadask.scheduling.record import Watermark
-from megadask.scheduling.shelf import Arrays, Shelf, Slot
+from megadask.scheduling.shelf import Shelf, Slot
 from megadask.scheduling.spec import RunSpec
 from megadask.scheduling.stages import keys_sent
 from megadask.scheduling.wire import Signal
@@ -66,6 +66,7 @@ class ConstructorActor:
         self._changed = Signal()
         self._generation = 0
         self._plans: dict[int, Plan] = {}
+        self._builder = Builder(self._spec)
         most = most_bytes(self._spec.batching)
         self._shelf = Shelf(self._spec.limits.constructor_bytes, ranks_of, most)
         self._marks: dict[int, Watermark] = {}
@@ -204,15 +205,12 @@ class ConstructorActor:
     ) -> Reply:
         """Return the batch of one rank: its slice, or less where it needs no tokens of its own."""
         step, microbatch = slot
-        arrays = self._shelf.give(slot, bucket, rank)
         tree, strategy = self._spec.topology, self._spec.strategy
-        mine, own = split_share(arrays, rank)
-        indices = [index_key(name) for name in self._spec.modalities]
-        if self._spec.num_slices > 1:
-            mine = slice_cp(mine, *tree.cp_slice(rank), plan.cp_layout, indices)
+        share = self._shelf.give(slot, bucket, rank)
+        mine, num_targets = self._builder.for_rank(share, rank, plan)
         header: dict[str, Any] = {
             "microbatch": microbatch,
-            "num_loss_tokens": num_loss_tokens(mine),
+            "num_loss_tokens": num_targets,
             "step": step,
             "generation": self._generation,
             "cp_layout": plan.cp_layout,
@@ -220,10 +218,14 @@ class ConstructorActor:
         if with_plan:
             header["plan"] = step_header(plan)
         ids = span_ids(plan, plan.rows_of(bucket, microbatch))
-        have = mine if embeds(tree, strategy.axis, rank) else mine.keys() - set(indices)
+        unread: set[str] = set()
+        if not embeds(tree, strategy.axis, rank):
+            unread.update(map(index_key, self._spec.modalities))
+        have = [key for key in mine if key not in unread]
         sent = keys_sent(tree, rank, strategy.broadcast_axes, strategy.axis, have, keys)
+        own = own_arrays(share, rank)
         wanted = {key: mine[key] for key in sent}
-        wanted |= {key: array for key, array in own.items() if keys is None or key in keys}
+        wanted |= {key: own[key] for key in own if keys is None or key in keys}
         return reply("batch", {**wanted, "ids": ids}, **header)
 
     @property
@@ -335,29 +337,12 @@ class ConstructorActor:
             items = group.create_task(
                 gather_own(self._partners, self._spec, plan, slot[1], buckets)
             )
-        payload = tokens.result()
-        built = await asyncio.to_thread(self._assemble, plan, rows, payload)
-        for bucket, own in items.result().items():
-            built[bucket] |= own
+        payload, own = tokens.result(), items.result()
+        built = await asyncio.to_thread(self._builder.shares, plan, slot[1], rows, payload)
+        built = {bucket: share | own[bucket] for bucket, share in built.items()}
         if generation == self._generation:
             self._shelf.put(slot, built)
             self._changed.set()
-
-    def _assemble(
-        self, plan: Plan, rows: dict[int, NDArray[np.int64]], payload: Payload
-    ) -> dict[int, Arrays]:
-        built, first = {}, 0
-        union = np.concatenate(list(rows.values()))
-        table = plan.table.take(union)
-        for bucket, mine in rows.items():
-            within = np.arange(first, first + len(mine))
-            first += len(mine)
-            pieces = payload.pieces(within, table, plan.pack_N[mine], plan.offset_N[mine])
-            built[bucket] = assemble(self._spec.batching, pieces)
-            for name in self._spec.modalities:
-                index = item_index(built[bucket], payload, within, plan, mine, name)
-                built[bucket][index_key(name)] = index
-        return built
 
     # The end ----------------------------------------------------------------------------------
 

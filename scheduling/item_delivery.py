@@ -24,7 +24,7 @@ from megadask.scheduling.owners import Partners
 from megadask.scheduling.spec import RunSpec
 
 #: What the keys of a share begin with that belong to one rank alone; its number follows.
-OWN = "@"
+OWN = ".@"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,14 +121,11 @@ def own_key(rank: int, name: str) -> str:
     return f"{OWN}{rank}:{name}"
 
 
-def split_share(share: Mapping[str, NDArray[Any]], rank: int) -> tuple[Arrays, Arrays]:
-    """Return what all ranks of a bucket get, and what one of them gets besides."""
+def own_arrays(share: Mapping[str, NDArray[Any]], rank: int) -> Arrays:
+    """Return what one rank alone gets of a share."""
     prefix = own_key(rank, "")
-    common = {name: array for name, array in share.items() if not name.startswith(OWN)}
-    own = {
-        name.removeprefix(prefix): array for name, array in share.items() if name.startswith(prefix)
-    }
-    return common, own
+    mine = (name for name in share if name.startswith(prefix))
+    return {name.removeprefix(prefix): share[name] for name in mine}
 
 
 def item_index(

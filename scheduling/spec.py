@@ -15,6 +15,8 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import StepSchedule
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
+from megadask.scheduling.assemble import ARRAY_KEYS, TOKEN_KEYS
+from megadask.scheduling.items import item_keys
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.samples import Form
 
@@ -140,6 +142,12 @@ class RunSpec:
         Weights by step.
     modalities
         Names of the lists of items that its samples may hold.
+    extras
+        Names of the extras of all sources.
+    has_tokens
+        Whether any source has tokens.
+    collate
+        The pickled function on the microbatches of a bucket, if there is one.
     """
 
     lanes: Mapping[str, int]
@@ -150,11 +158,23 @@ class RunSpec:
     topology: ClientPlaceTree
     modalities: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    extras: tuple[str, ...] = ()
+    has_tokens: bool = True
+    collate: bytes | None = None
 
     @property
     def batching(self) -> Batching:
         """How samples become batches."""
         return self.rules.batching
+
+    @property
+    def array_keys(self) -> list[str]:
+        """Names of the arrays of a batch, as far as they are known before there is one."""
+        keys = [key for key in ARRAY_KEYS if self.has_tokens or key not in TOKEN_KEYS]
+        keys += [one.name for one in self.batching.fields if one.name not in ARRAY_KEYS]
+        keys += ["num_sequences"] if self.batching.sequences > 1 else []
+        keys += item_keys(self.modalities)
+        return [*keys, *(["extras"] if self.extras else [])]
 
     @property
     def num_buckets(self) -> int:
