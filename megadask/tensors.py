@@ -13,11 +13,14 @@ from megadask.presets import Batch
 from megadask.scheduling.delivery import Microbatch
 
 
-def to_batch(microbatch: Microbatch, sources: list[str]) -> Batch:
-    """Return a microbatch as a dict of tensors and facts; ids in pack order."""
+def to_batch(microbatch: Microbatch, sources: list[str], *, shared: bool = False) -> Batch:
+    """Return a microbatch as a dict of tensors and facts; ids in pack order.
+
+    shared: whether its arrays may be those of a constructor in this process: then they are copied.
+    """
     batch: Batch = {}
     for name, array in microbatch.arrays.items():
-        batch[name] = int(array) if array.ndim == 0 else _tensor(array)
+        batch[name] = int(array) if array.ndim == 0 else _tensor(array, shared)
     source, epoch, lane, position, start, stop = microbatch.ids
     columns = (column.tolist() for column in (source, epoch, lane, position))
     batch["sample_ids"] = [
@@ -33,6 +36,6 @@ def to_batch(microbatch: Microbatch, sources: list[str]) -> Batch:
     return batch
 
 
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
+def _tensor(array: NDArray[Any], shared: bool = False) -> torch.Tensor:
     """Return a tensor that owns its memory alone."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return torch.from_numpy(array.copy() if shared or not array.flags.writeable else array)

@@ -90,9 +90,7 @@ def test_keys_are_chosen_by_each_rank(client: Client, members: Members, name: st
     assert "labels" not in first["seen"][0][1]
 
 
-def test_an_error_of_the_first_rank_reaches_all(
-    client: Client, members: Members, name: str
-) -> None:
+def test_an_error_of_the_data_reaches_all(client: Client, members: Members, name: str) -> None:
     made = pipeline(
         DATA,
         topology=md.ClientPlaceTree(tp=2),
@@ -102,6 +100,17 @@ def test_an_error_of_the_first_rank_reaches_all(
     with md.serve(made, client, name=name) as service:
         ranks = members.run(service, "drain", [[0, 1]])
     assert [got["error"] for got in ranks] == ["LookupError"] * 2
+
+
+def test_an_error_of_the_first_rank_alone_reaches_all(
+    client: Client, members: Members, name: str
+) -> None:
+    """Another trainer takes the rank of the one that fetches."""
+    made = pipeline(DATA, topology=md.ClientPlaceTree(tp=2), strategy=along_tp)
+    with md.serve(made, client, name=name) as service:
+        ranks = members.run(service, "lose_rank", [[0, 1]], options={"prefetch": 1})
+    assert [got["error"] for got in ranks] == ["ClaimError"] * 2
+    assert ["by rank 0" in note for got in ranks for note in got["notes"]] == [True]
 
 
 def test_a_rank_that_waits_alone_gets_a_named_error(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -56,6 +57,16 @@ def leave_early(job: dict[str, Any], group: Any) -> Any:
         return {"taken": taken}
 
 
+def lose_rank(job: dict[str, Any], group: Any) -> Any:
+    """Take everything, while another loader of the same process takes rank 0."""
+    with connect(job, group) as loader, ExitStack() as stack:
+        for number, _ in enumerate(loader):
+            if number == 1 and loader.rank == 0:
+                other = md.connect(job["address"], job["service"], rank=0, force=True)
+                stack.enter_context(other)
+    return {}
+
+
 def only_connect(job: dict[str, Any], group: Any) -> Any:
     """Connect, and return what the loader shares."""
     with connect(job, group) as loader:
@@ -98,7 +109,8 @@ def do(job: dict[str, Any], rank: int) -> Any:
     try:
         return body(job, group)
     except Exception as error:
-        return {"error": type(error).__name__, "message": str(error).replace("\n", " ")}
+        notes = getattr(error, "__notes__", [])
+        return {"error": type(error).__name__, "message": str(error), "notes": notes}
 
 
 def main() -> None:
