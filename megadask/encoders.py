@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, distributed
 
 from megadask.planner.errors import ConfigError
+from megadask.scheduling.errors import DeadlineError
 
 Batch = Mapping[str, Any]
 Group = distributed.ProcessGroup
@@ -266,7 +267,16 @@ def _all_to_all(
     if not _is_distributed():
         return sent.clone()
     received = sent.new_empty((sum(receive_Z), *sent.shape[1:]))
-    distributed.all_to_all_single(received, sent.contiguous(), receive_Z, send_Z, group)
+    try:
+        distributed.all_to_all_single(received, sent.contiguous(), receive_Z, send_Z, group)
+    except RuntimeError as error:
+        raise DeadlineError(
+            "the exchange of embeddings did not come about",
+            got=str(error).splitlines()[0],
+            limit="the timeout of the process group",
+            remedy="All ranks of the group exchange in every turn, forward and backward; see what "
+            "the others do.",
+        ) from error
     return received
 
 

@@ -183,6 +183,7 @@ class Loader:
         self._client = client
         self._link = link
         self._form = form
+        self._is_inproc = str(getattr(client.scheduler, "address", "")).startswith("inproc")
         self._is_sliced = link.place["num_slices"] > 1
         self._share = share
         self._tee: Tee | None = None
@@ -359,7 +360,8 @@ class Loader:
         self._num_bytes += sum(array.nbytes for array in microbatch.arrays.values())
         if self._share is not None:
             microbatch = self._share.complete(microbatch)
-        return self._form.apply(to_batch(microbatch, self._link.sources), is_sliced=self._is_sliced)
+        batch = to_batch(microbatch, self._link.sources, shared=self._is_inproc)
+        return self._form.apply(batch, is_sliced=self._is_sliced)
 
     def _note_end(self) -> None:
         if self._link.restarts:

@@ -33,7 +33,7 @@ IGNORED = -100
 
 #: What ``preset="hf"`` makes of each array; what is not listed keeps its name.
 _HF_NAMES: dict[str, tuple[str, ...]] = {
-    "tokens": ("input_ids",),
+    "tokens": ("input_ids", "use_cache"),
     "labels": ("labels", "shift_labels", "num_items_in_batch"),
     "loss_mask": (),
     "cu_seqlens": (),
@@ -143,6 +143,9 @@ def to_hf(batch: Mapping[str, Any], *, is_sliced: bool) -> Batch:
 
     ``input_ids``, ``position_ids``
         int64.
+    ``use_cache``
+        False: with a key-value cache, which models make by default, eager and sdpa attention would
+        not look at positions either, and attend across documents.
     ``labels``
         int64, not shifted: the token itself, -100 on the first of each document, on pads, and
         wherever predicting that token does not count. What the last token of a piece of a split
@@ -178,7 +181,7 @@ def to_hf(batch: Mapping[str, Any], *, is_sliced: bool) -> Batch:
     """
     made = {key: value for key, value in batch.items() if key not in _HF_NAMES}
     if "tokens" in batch:
-        made["input_ids"] = batch["tokens"]
+        made |= {"input_ids": batch["tokens"], "use_cache": False}
     if "labels" in batch and "loss_mask" in batch:
         made |= _labels(batch, is_sliced=is_sliced)
     if "attention_mask" in batch:
