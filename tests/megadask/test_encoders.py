@@ -125,6 +125,7 @@ def declared(tree: md.ClientPlaceTree, encode: str | None) -> md.Pipeline:
         sources={"transform": photos, "modalities": ("image",)},
         packed={"pad_to_multiple": 4},
         topology=tree,
+        global_batch=4,
         strategy=strategy,
     )
 
@@ -136,6 +137,7 @@ def alone(client: Client) -> list[Any]:
     with md.serve(pipeline_of_one, client, name="alone") as service:
         (seen,) = run(service, lambda loader: gradients(loader, Tiny(None)))
     assert len(seen) > 2
+    assert all(np.abs(numbers[1:13]).max() > 1e-3 for _, numbers in seen)
     return seen
 
 
@@ -146,7 +148,8 @@ def test_two_ranks_have_the_gradients_of_one(
 ) -> None:
     tree = md.ClientPlaceTree(**{axis: 2})
     with md.serve(declared(tree, encode), client, name=name) as service:
-        first, second = members.run(service, "exchange_gradients")
+        first, second = members.run(service, "exchange_gradients", encode=encode)
+    assert isinstance(first, list), first
     assert first == second
     assert [index for index, _ in first] == [index for index, _ in alone]
     for (_, found), (_, expected) in zip(first, alone, strict=True):

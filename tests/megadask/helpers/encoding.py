@@ -26,7 +26,7 @@ class Tiny(nn.Module):
     def encode(self, batch: Any) -> Tensor:
         placeholder = torch.zeros(1, 2, dtype=torch.int32)
         items, _ = md.items_or_placeholder(batch, "image", placeholder)
-        embeddings: Tensor = self.encoder(items.double() / 1000)
+        embeddings: Tensor = self.encoder(items.double() / 40_000)
         return embeddings
 
     def forward(self, batch: Any, images: Tensor | None = None) -> Tensor:
@@ -40,7 +40,9 @@ class Tiny(nn.Module):
         return (embeddings.tanh().sum(-1) * weights).sum()
 
 
-def gradients(loader: md.Loader, model: Tiny, world: int = 1) -> list[Any]:
+def gradients(
+    loader: md.Loader, model: Tiny, world: int = 1, *, by_step: bool = False
+) -> list[Any]:
     """Return the loss and all gradients of every step, over all ranks."""
     replica = DistributedDataParallel(model) if world > 1 else model
     seen = []
@@ -49,8 +51,7 @@ def gradients(loader: md.Loader, model: Tiny, world: int = 1) -> list[Any]:
         total = torch.zeros(1, dtype=torch.float64)
         shared = None
         for batch in step:
-            by_step = step.num_microbatches > 1 and "image_receive" in batch
-            if shared is None and not by_step:
+            if not by_step:
                 # A sum over ranks, where DistributedDataParallel takes the mean.
                 with replica.no_sync() if world > 1 and not batch["is_last"] else _nothing():
                     loss = replica(batch)
@@ -77,7 +78,8 @@ def exchange_gradients(job: dict[str, Any], _: Any) -> Any:
     """Train on every rank of a job."""
     group = dist.new_group()
     with md.connect(job["address"], job["service"], timeout=30.0) as loader:
-        return gradients(loader, Tiny(group), dist.get_world_size())
+        by_step = job["encode"] == "step"
+        return gradients(loader, Tiny(group), dist.get_world_size(), by_step=by_step)
 
 
 def come_alone(job: dict[str, Any], _: Any) -> Any:
