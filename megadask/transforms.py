@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
     from megadask.audio import LogMel as LogMel
     from megadask.images import DecodeImage as DecodeImage
+    from megadask.instruct import CHATML as CHATML
+    from megadask.instruct import Chat as Chat
+    from megadask.instruct import Group as Group
+    from megadask.instruct import Preference as Preference
+    from megadask.instruct import PromptResponse as PromptResponse
+    from megadask.instruct import Turn as Turn
     from megadask.placeholders import Placeholders as Placeholders
     from megadask.video import Frames as Frames
 
@@ -89,6 +95,15 @@ class Bytes:
             tokens[-1] = 256
         return _sample(tokens)
 
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the token that ends every document."""
+        return 256 if self.eos else None
+
+    def encode(self, text: str) -> NDArray[np.integer[Any]]:
+        """Return the tokens of a text, without the one that ends a document."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int16)
+
     def fingerprint(self) -> str:
         """Return a text that differs where results would."""
         return repr(self)
@@ -142,15 +157,15 @@ class Tokenizer:
 
     def __call__(self, record: Record) -> Sample | None:
         """Return the tokens of a record; raises TransformError where it has no such text."""
-        ids = self.encode(_value(record, self._column, str))
-        return _sample(ids if self._eos is None else np.append(ids, ids.dtype.type(self._eos)))
+        text = text_of(record, self._column)
+        ids = self._backend.encode(text, add_special_tokens=self._add_special_tokens).ids
+        if self._eos is not None:
+            ids.append(self._eos)
+        return _sample(np.asarray(ids, self._dtype))
 
     def encode(self, text: str) -> NDArray[np.integer[Any]]:
-        """Return the tokens of a text, without the one that ends a document."""
-        if self._built is None:
-            self._built = _load_json(self._json)
-        ids = self._built.encode(text, add_special_tokens=self._add_special_tokens).ids
-        return np.asarray(ids, np.int16 if self._vocab_size <= 2**15 else np.int32)
+        """Return the tokens of a text, without any that the tokenizer or `eos` would add."""
+        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, self._dtype)
 
     def fingerprint(self) -> str:
         """Return a text that differs where results would: it has a hash of the tokenizer's JSON."""
@@ -173,6 +188,16 @@ class Tokenizer:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": None}
+
+    @property
+    def _backend(self) -> tokenizers.Tokenizer:
+        if self._built is None:
+            self._built = _load_json(self._json)
+        return self._built
+
+    @property
+    def _dtype(self) -> type[np.integer[Any]]:
+        return np.int16 if self._vocab_size <= 2**15 else np.int32
 
 
 class Chain:
@@ -262,6 +287,12 @@ def _repr(value: object) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
+def text_of(record: Record, column: str) -> str:
+    """Return the text in a column. Raises TransformError where there is none."""
+    text: str = _value(record, column, str)
+    return text
+
+
 def _value(record: Record, column: str, kind: Any) -> Any:
     """Return the value of a column, which must be of a kind."""
     if column not in record:
@@ -332,12 +363,18 @@ def _token_id(built: tokenizers.Tokenizer, eos: str | int | None, vocab_size: in
     return found
 
 
-#: Where transforms live that are loaded when they are first used.
+#: Where the names live that need more than this module.
 _HOMES = {
+    "CHATML": "megadask.instruct",
+    "Chat": "megadask.instruct",
     "DecodeImage": "megadask.images",
     "Frames": "megadask.video",
+    "Group": "megadask.instruct",
     "LogMel": "megadask.audio",
     "Placeholders": "megadask.placeholders",
+    "Preference": "megadask.instruct",
+    "PromptResponse": "megadask.instruct",
+    "Turn": "megadask.instruct",
 }
 
 
