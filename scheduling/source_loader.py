@@ -194,6 +194,14 @@ class SourceLoader:
 
     def _cut(self, lane: int, read: Read) -> list[tuple[int, int]]:
         assert read.sample is not None
+        if self.spec.batching.pours and read.sample.get("loss_mask") is not None:
+            shard = self.spec.reader.shards()[lane_shards(self.spec, lane)[read.shard]].name
+            raise ConfigError(
+                f"source {self.spec.name!r}: a sample with a loss_mask, which Fixed cannot cut",
+                got=f"shard {shard}, row {read.row}",
+                limit="samples without one: targets are counted by where packs end",
+                remedy="Use Packed(...), or leave the mask out.",
+            )
         try:
             return self.spec.batching.cut(len(read.sample["tokens"]))
         except ConfigError as error:
