@@ -95,15 +95,6 @@ class Bytes:
             tokens[-1] = 256
         return _sample(tokens)
 
-    @property
-    def eos_id(self) -> int | None:
-        """Id of the token that ends every document."""
-        return 256 if self.eos else None
-
-    def encode(self, text: str) -> NDArray[np.integer[Any]]:
-        """Return the tokens of a text, without the one that ends a document."""
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int16)
-
     def fingerprint(self) -> str:
         """Return a text that differs where results would."""
         return repr(self)

@@ -187,6 +187,8 @@ class SourceLoader:
         assert read.sample is not None
         batching, tokens = self.spec.batching, len(read.sample["tokens"])
         whole = whole_because(read.sample, self.spec.form)
+        if batching.pours and read.sample.get("loss_mask") is not None:
+            whole = "a loss_mask"  # targets are counted by where packs end
         try:
             if whole:
                 _check_whole(whole, tokens, batching)
