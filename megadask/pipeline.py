@@ -136,15 +136,16 @@ class Pipeline:
         }
         for source in self.sources:
             shards = source.reader.shards()
-            parts[f"source {source.name}"] = json.dumps(
-                {
-                    "transform": transform_fingerprint(source.transform),
-                    "lanes": source.num_lanes,
-                    "on_error": source.on_error,
-                    "num_shards": len(shards),
-                    "shards": fingerprint_shards(shards),
-                }
-            )
+            declared = {
+                "transform": transform_fingerprint(source.transform),
+                "lanes": source.num_lanes,
+                "on_error": source.on_error,
+                "num_shards": len(shards),
+                "shards": fingerprint_shards(shards),
+            }
+            if source.shuffle:
+                declared["shuffle"] = source.block_rows
+            parts[f"source {source.name}"] = json.dumps(declared)
         return parts
 
     @cached_property
@@ -172,7 +173,8 @@ class Pipeline:
             raise another_pipeline(
                 found,
                 "Resume with the pipeline that saved it. Sources may be added, and shards that "
-                "sort behind the old ones.",
+                "sort behind the old ones, but for those of a shuffled source: they would come "
+                "between shards that were read.",
             )
 
     def run_spec(self, limits: Limits) -> RunSpec:
@@ -205,6 +207,7 @@ class Pipeline:
                 scalars=tuple(scalars),
                 modalities=tuple(modalities),
                 batching=self.batching,
+                shuffle=source.block_rows,
             )
             for index, source in enumerate(self.sources)
         }
@@ -258,10 +261,11 @@ class Pipeline:
             return False
         old = json.loads(was)
         shards = source.reader.shards()
-        same = {"transform", "lanes", "on_error"}
         now = json.loads(self.components[f"source {name}"])
+        kept = (old.keys() | now.keys()) - {"num_shards", "shards"}
         return (
-            all(old[key] == now[key] for key in same)
+            all(old.get(key) == now.get(key) for key in kept)
+            and not source.shuffle
             and old["num_shards"] <= len(shards)
             and old["shards"] == fingerprint_shards(shards[: old["num_shards"]])
         )

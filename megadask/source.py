@@ -9,6 +9,7 @@ from typing import Any, get_args
 from megadask.planner.errors import ConfigError
 from megadask.scheduling.lanes import shards_of
 from megadask.scheduling.reading import Reader
+from megadask.scheduling.shuffle import BLOCK_ROWS
 from megadask.scheduling.spec import OnError
 from megadask.transforms import Transform
 
@@ -44,6 +45,10 @@ class Source:
         `DGraph.select` need.
     shares_files
         Allow other sources to read the same files.
+    shuffle
+        Whether every epoch reads the shards of a lane in another order, and the rows of a shard
+        shuffled within blocks: of so many rows, or of 1,000 when True. Belongs to the order of the
+        data, as ``lanes`` does.
     """
 
     name: str
@@ -56,6 +61,7 @@ class Source:
     metadata: tuple[str, ...] = ()
     modalities: tuple[str, ...] = ()
     shares_files: bool = False
+    shuffle: bool | int = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or "/" in self.name:
@@ -66,6 +72,12 @@ class Source:
                 raise ConfigError(
                     f"Source({self.name!r}, {what}=)", got=repr(value), limit="an integer >= 1"
                 )
+        if not isinstance(self.shuffle, int) or self.shuffle < 0:
+            raise ConfigError(
+                f"Source({self.name!r}, shuffle=)",
+                got=repr(self.shuffle),
+                limit="True, False, or the rows of a block, an integer >= 1",
+            )
         if self.on_error not in get_args(OnError):
             raise ConfigError(
                 f"Source({self.name!r}, on_error=)",
@@ -90,13 +102,18 @@ class Source:
         return min(self.lanes, len(self.reader.shards()))
 
     @property
+    def block_rows(self) -> int:
+        """Rows of a block that is shuffled, 0 where the order is kept."""
+        return BLOCK_ROWS if self.shuffle is True else int(self.shuffle)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes in storage, as far as known."""
         return sum(shard.size_bytes or 0 for shard in self.reader.shards())
 
     @property
     def lane_rows(self) -> tuple[int, ...] | None:
-        """Records of each lane in an epoch, None where the reader does not know."""
+        """Records of each lane in every epoch, None where the reader does not know."""
         shards = self.reader.shards()
         rows = [shard.rows for shard in shards]
         if any(count is None for count in rows):

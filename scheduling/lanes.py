@@ -1,7 +1,8 @@
 """Read the records of one lane in order, from any place, with verdicts.
 
-Lane k of a source with L lanes holds its shards k, k + L, k + 2L, ... in their order. Positions
-count the records of the lane in one epoch. All functions here block; a loader runs them in its
+Lane k of a source with L lanes holds its shards k, k + L, k + 2L, ... in every epoch, in their
+order or, where the source is shuffled, in one of the epoch. Positions count the records of the lane
+in one epoch. All functions here block; a loader runs them in its
 executor.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,8 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.errors import SourceError
-from megadask.scheduling.reading import BadRecord, TruncatedShard
+from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard
+from megadask.scheduling.shuffle import BlockOrder, Row, rows_of_block, shard_order, shuffled
 from megadask.scheduling.spec import SourceSpec
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,10 @@ Sample = Mapping[str, Any]
 class Read:
     """One record of a lane, as the transform left it.
 
+    shard, row
+        Ordinals in the order of reading: of the shard in the lane, of the row in the shard.
+    where
+        Shard and row in the source, for people.
     sample
         None unless the verdict is OK.
     reason
@@ -44,6 +50,7 @@ class Read:
     position: int
     shard: int
     row: int
+    where: str
     verdict: Verdict
     sample: Sample | None = None
     reason: str | None = None
@@ -54,9 +61,15 @@ def shards_of(lane: int, num_lanes: int, num_shards: int) -> range:
     return range(lane, num_shards, num_lanes)
 
 
-def lane_shards(spec: SourceSpec, lane: int) -> range:
-    """Return the indices of the lane's shards in the reader's list."""
-    return shards_of(lane, spec.lanes, len(spec.reader.shards()))
+def lane_shards(spec: SourceSpec, lane: int, epoch: int = 0) -> Sequence[int]:
+    """Return the indices of the lane's shards in the reader's list, as an epoch reads them.
+
+    They are the same in every epoch; so are the records of the lane, and how many there are.
+    """
+    shards = shards_of(lane, spec.lanes, len(spec.reader.shards()))
+    if not spec.shuffle:
+        return shards
+    return shard_order((spec.seed, *spec.name.encode(), epoch, lane), shards)
 
 
 def read_lane(spec: SourceSpec, epoch: int, lane: int, start: LaneCursor) -> Iterator[Read]:
@@ -65,13 +78,13 @@ def read_lane(spec: SourceSpec, epoch: int, lane: int, start: LaneCursor) -> Ite
     Raises the record's own error under ``on_error="raise"``, and SourceError when the source cannot
     be read at all or too many records in a row are bad.
     """
-    shards = lane_shards(spec, lane)
+    shards = lane_shards(spec, lane, epoch)
     position, first_row, failures = start.position, start.row, 0
     for shard in range(start.shard, len(shards)):
-        for row, record in _rows(spec, shards[shard], first_row):
-            read = _judge(
-                spec, epoch, lane, LaneCursor(position=position, shard=shard, row=row), record
-            )
+        name = spec.reader.shards()[shards[shard]].name
+        for row, place, record in ordered_rows(spec, spec.reader, epoch, shards[shard], first_row):
+            at = LaneCursor(position=position, shard=shard, row=row)
+            read = judge(spec, epoch, lane, at, record, where_is(name, place))
             failures = 0 if read.reason is None else failures + 1
             if failures >= spec.max_consecutive_errors:
                 raise SourceError(
@@ -87,24 +100,45 @@ def read_lane(spec: SourceSpec, epoch: int, lane: int, start: LaneCursor) -> Ite
 
 def read_rows(spec: SourceSpec, epoch: int, lane: int, wanted: list[LaneCursor]) -> Iterator[Read]:
     """Yield the given records of one shard of a lane, which must be in order of rows."""
-    shard = lane_shards(spec, lane)[wanted[0].shard]
+    shard = lane_shards(spec, lane, epoch)[wanted[0].shard]
+    name = spec.reader.shards()[shard].name
     todo = {cursor.row: cursor for cursor in wanted}
-    for row, record in _rows(spec, shard, wanted[0].row):
+    for row, place, record in ordered_rows(spec, spec.reader, epoch, shard, wanted[0].row):
         cursor = todo.pop(row, None)
         if cursor is not None:
-            yield _judge(spec, epoch, lane, cursor, record)
+            yield judge(spec, epoch, lane, cursor, record, where_is(name, place))
         if not todo:
             return
 
 
-def _rows(spec: SourceSpec, shard: int, start: int) -> Iterator[tuple[int, Any]]:
+def block_order(spec: SourceSpec, epoch: int, shard: int) -> BlockOrder:
+    """Return the order of the rows of a shuffled shard, given its index in the reader's list."""
+    rows = rows_of_block(spec.reader.shards()[shard], spec.shuffle)
+    return BlockOrder((spec.seed, *spec.name.encode(), epoch, shard), rows)
+
+
+def ordered_rows(
+    spec: SourceSpec, reader: Reader, epoch: int, shard: int, start: int
+) -> Iterator[Row]:
+    """Yield the rows of a shard as an epoch reads them, from number ``start`` on.
+
+    reader: that of the source, or the same with fewer columns.
+    """
+    rows_from = partial(_rows, spec, reader, shard)
+    if spec.shuffle:
+        yield from shuffled(rows_from, block_order(spec, epoch, shard), start)
+    else:
+        yield from ((row, row, record) for row, record in rows_from(start))
+
+
+def _rows(spec: SourceSpec, reader: Reader, shard: int, start: int) -> Iterator[tuple[int, Any]]:
     """Yield (row, record) of a shard; errors of the medium are tried again, then fatal."""
     delays = iter(RETRY_DELAYS_S)
     row = start
     while True:
         records: Iterator[Any] | None = None
         try:
-            records = spec.reader.read(shard, row)
+            records = reader.read(shard, row)
             for record in records:
                 yield row, record
                 row += 1
@@ -112,14 +146,15 @@ def _rows(spec: SourceSpec, shard: int, start: int) -> Iterator[tuple[int, Any]]
         except TruncatedShard as error:
             yield row, error
         except OSError as error:
+            place = where_is(reader.shards()[shard].name, row)
             delay = next(delays, None)
             if delay is None:
                 raise SourceError(
-                    f"source {spec.name!r}: {_where(spec, shard, row)} cannot be read",
+                    f"source {spec.name!r}: {place} cannot be read",
                     got=f"{type(error).__name__}: {error}",
                     remedy="Check the path and the permissions on every worker.",
                 ) from error
-            logger.warning("%s: %s; trying again", _where(spec, shard, row), error)
+            logger.warning("%s: %s; trying again", place, error)
             time.sleep(delay)
             continue
         finally:
@@ -129,10 +164,9 @@ def _rows(spec: SourceSpec, shard: int, start: int) -> Iterator[tuple[int, Any]]
         return
 
 
-def _judge(spec: SourceSpec, epoch: int, lane: int, at: LaneCursor, record: Any) -> Read:
+def judge(spec: SourceSpec, epoch: int, lane: int, at: LaneCursor, record: Any, where: str) -> Read:
     """Transform a record and say what came of it."""
-    where = _where(spec, lane_shards(spec, lane)[at.shard], at.row)
-    read = partial(Read, position=at.position, shard=at.shard, row=at.row)
+    read = partial(Read, position=at.position, shard=at.shard, row=at.row, where=where)
     if isinstance(record, BadRecord | TruncatedShard):
         reason = record.reason if isinstance(record, BadRecord) else str(record)
         if spec.on_error == "raise":
@@ -233,5 +267,6 @@ def item_lengths(sample: Sample, modality: str) -> list[int]:
     return [len(item) for item in items]
 
 
-def _where(spec: SourceSpec, shard: int, row: int) -> str:
-    return f"shard {spec.reader.shards()[shard].name}, row {row}"
+def where_is(shard: str, row: int) -> str:
+    """Return the place of a record, for people."""
+    return f"shard {shard}, row {row}"

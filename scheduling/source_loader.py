@@ -22,7 +22,7 @@ from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.cache import SampleCache
 from megadask.scheduling.errors import SourceError
-from megadask.scheduling.lanes import Read, Sample, item_lengths, lane_shards, read_lane, read_rows
+from megadask.scheduling.lanes import Read, Sample, item_lengths, read_lane, read_rows
 from megadask.scheduling.spec import SourceSpec
 
 #: Fields of a sample that are delivered.
@@ -175,7 +175,7 @@ class SourceLoader:
         place = (self.spec.index, epoch, lane, read.position, read.shard, read.row)
         if read.reason is not None and len(self.skip_reasons) < KEPT_REASONS:
             self.skip_reasons.append(read.reason)
-        cuts = [] if read.sample is None else self._cut(lane, read)
+        cuts = [] if read.sample is None else self._cut(read)
         if read.sample is None or not cuts:
             verdict = Verdict.FILTERED if read.verdict is Verdict.OK else read.verdict
             nothing = (*(np.nan for _ in self.spec.scalars), *([] for _ in self.spec.modalities))
@@ -192,13 +192,12 @@ class SourceLoader:
             yield (*place, start, stop, Verdict.OK, *counts, *scalars, *items)
             items = [[] for _ in items]  # items come with the first span of their sample
 
-    def _cut(self, lane: int, read: Read) -> list[tuple[int, int]]:
+    def _cut(self, read: Read) -> list[tuple[int, int]]:
         assert read.sample is not None
         try:
             return self.spec.batching.cut(len(read.sample["tokens"]))
         except ConfigError as error:
-            shard = self.spec.reader.shards()[lane_shards(self.spec, lane)[read.shard]].name
-            error.add_note(f"MegaDask: source {self.spec.name!r}, shard {shard}, row {read.row}")
+            error.add_note(f"MegaDask: source {self.spec.name!r}, {read.where}")
             raise
 
     def _table(self, rows: list[tuple[Any, ...]]) -> Metadata:

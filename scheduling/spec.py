@@ -49,6 +49,8 @@ class SourceSpec:
         Names of the lists of items whose lengths become metadata, over all sources.
     batching
         How documents are cut into spans.
+    shuffle
+        Rows of a block that is shuffled; 0 keeps the order of shards and rows.
     """
 
     name: str
@@ -63,6 +65,7 @@ class SourceSpec:
     scalars: tuple[str, ...]
     modalities: tuple[str, ...]
     batching: Packed
+    shuffle: int = 0
 
     def generator(self, epoch: int, lane: int, position: int) -> np.random.Generator:
         """Return the generator of one record in one epoch, the same in every run (rule 4)."""
