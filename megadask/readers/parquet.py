@@ -10,13 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megadask.planner.errors import ConfigError
-from megadask.readers.files import (
-    FileReader,
-    Part,
-    check_columns,
-    check_has_columns,
-    check_positive,
-)
+from megadask.readers.columns import ColumnReader
+from megadask.readers.files import Part, check_columns, check_has_columns, check_positive
 from megadask.readers.paths import DataFile, Paths
 from megadask.readers.records import records
 from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
@@ -26,7 +21,7 @@ from megadask.scheduling.reading import BadRecord, Shard
 _REMOTE_BUFFER_BYTES = 2**19
 
 
-class Parquet(FileReader):
+class Parquet(ColumnReader):
     """Read Parquet files, a few rows at a time.
 
     Parameters
