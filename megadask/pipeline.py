@@ -140,6 +140,7 @@ class Pipeline:
                 "transform": transform_fingerprint(source.transform),
                 "lanes": source.num_lanes,
                 "on_error": source.on_error,
+                "payload": [source.extras, source.modalities, source.size],
                 "num_shards": len(shards),
                 "shards": fingerprint_shards(shards),
             }
@@ -208,6 +209,8 @@ class Pipeline:
                 modalities=tuple(modalities),
                 batching=self.batching,
                 shuffle=source.block_rows,
+                extras=source.extras,
+                size=source.size,
             )
             for index, source in enumerate(self.sources)
         }
@@ -229,6 +232,12 @@ class Pipeline:
             raise ConfigError("two sources have one name", got=twice, remedy="Rename one of them.")
         owners: dict[str, str] = {}
         for source in self.sources:
+            if source.size and not (source.extras or source.modalities or self.batching.aligned):
+                raise ConfigError(
+                    f"Source({source.name!r}, size=)",
+                    got="nothing to deliver: its samples have no tokens",
+                    remedy="Name what to deliver in extras=, or modalities=.",
+                )
             if not source.reader.shards():
                 raise ConfigError(f"source {source.name!r} has nothing to read", got="no shards")
             if source.lane_rows is not None and not sum(source.lane_rows):

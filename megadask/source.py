@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from megadask.planner.errors import ConfigError
+from megadask.planner.fields import RESERVED
 from megadask.scheduling.lanes import shards_of
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.shuffle import BLOCK_ROWS
@@ -49,6 +50,12 @@ class Source:
         Whether every epoch reads the shards of a lane in another order, and the rows of a shard
         shuffled within blocks: of so many rows, or of 1,000 when True. Belongs to the order of the
         data, as ``lanes`` does.
+    extras
+        Names of what rides along with its samples into ``batch["extras"]``: texts, numbers, lists,
+        arrays.
+    size
+        For samples without tokens: the name of what counts as their length, a number, or something
+        that has a length. What is delivered of them are `extras`, items, and aligned fields.
     """
 
     name: str
@@ -62,6 +69,8 @@ class Source:
     modalities: tuple[str, ...] = ()
     shares_files: bool = False
     shuffle: bool | int = False
+    extras: tuple[str, ...] = ()
+    size: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or "/" in self.name:
@@ -93,8 +102,28 @@ class Source:
             )
         if self.transform is not None and not callable(self.transform):
             raise ConfigError(f"Source({self.name!r}, transform=)", got=repr(self.transform))
-        object.__setattr__(self, "metadata", tuple(self.metadata))
-        object.__setattr__(self, "modalities", tuple(self.modalities))
+        for what in ("metadata", "modalities", "extras"):
+            object.__setattr__(self, what, self._names(what))
+        reserved = sorted(RESERVED & set(self.modalities))
+        if reserved:
+            raise ConfigError(
+                f"Source({self.name!r}, modalities=)",
+                got=reserved,
+                limit="names that no key of a batch has",
+            )
+        if self.size is not None and (not isinstance(self.size, str) or not self.size):
+            raise ConfigError(
+                f"Source({self.name!r}, size=)", got=repr(self.size), limit="a name, or None"
+            )
+
+    def _names(self, what: str) -> tuple[str, ...]:
+        names = getattr(self, what)
+        is_list = isinstance(names, Iterable) and not isinstance(names, str)
+        if not is_list or not all(isinstance(name, str) and name for name in names):
+            raise ConfigError(
+                f"Source({self.name!r}, {what}=)", got=repr(names), limit="a list of names"
+            )
+        return tuple(dict.fromkeys(names))
 
     @property
     def num_lanes(self) -> int:

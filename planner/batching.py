@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
+from megadask.planner.fields import Field, aligned_fields, position_field
 from megadask.planner.schedule import StepSchedule
 
 #: Most packs of a step.
@@ -38,6 +40,13 @@ class Packed:
     max_documents
         Most documents of one pack, which fixes the length of ``cu_seqlens``; ``seq_len // 32``
         (at least 16) when None.
+    sequences
+        Most sequences of one sample; those of a sample stay together, as one document.
+    aligned
+        Fields of the samples that are delivered beside their tokens: a name to the type of a
+        token's value, ``"float32"``, or ``"(8,)float16"`` for an array a token.
+    position_axes
+        Axes of the positions that samples bring: ``position_ids`` of a batch are (3, Q, T) for 3.
     """
 
     seq_len: int
@@ -46,9 +55,12 @@ class Packed:
     overflow: Overflow = "split"
     pad_to_multiple: int = 1
     max_documents: int | None = None
+    sequences: int = 1
+    aligned: Mapping[str, str] = field(default_factory=dict, hash=False)
+    position_axes: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("seq_len", "micro_batch", "pad_to_multiple"):
+        for name in ("seq_len", "micro_batch", "pad_to_multiple", "sequences", "position_axes"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"Packed({name}=)", got=repr(value), limit="an integer >= 1")
@@ -75,12 +87,24 @@ class Packed:
             raise ConfigError("Packed(max_documents=)", got=self.max_documents, limit=">= 1")
         if self.max_documents is None:
             object.__setattr__(self, "max_documents", max(16, self.seq_len // 32))
+        _ = self.fields
 
     @property
     def documents_limit(self) -> int:
         """Most documents of one pack."""
         assert self.max_documents is not None
         return self.max_documents
+
+    @property
+    def sequences_limit(self) -> int:
+        """Most sequences of one pack: what fixes the length of ``cu_seqlens``."""
+        return self.documents_limit * self.sequences
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What samples may bring for every token, besides tokens and mask."""
+        declared = aligned_fields(type(self).__name__, self.aligned)
+        return (*declared, position_field(self.position_axes))
 
     def global_batch_at(self, step: int) -> int:
         """Return the number of packs of ``step``."""

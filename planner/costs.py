@@ -20,6 +20,7 @@ from megadask.planner.errors import ConfigError, CostError
 from megadask.planner.fingerprint import display_name
 from megadask.planner.measured import Measured as Measured
 from megadask.planner.metadata import Metadata
+from megadask.planner.sequences import square_sums
 
 Cost = Callable[[Metadata], ArrayLike]
 
@@ -46,6 +47,7 @@ class Tokens:
 class Transformer:
     """Cost of a span in a decoder: forward FLOPs, with those of attention weighted by their pace.
 
+    The sequences of a span (a preference pair, a group) attend to themselves alone.
     For a span of l tokens and the defaults it is proportional to l + l**2 / (6 hidden). The linear
     part counts 2 FLOPs a parameter and token; the attention part 2 l**2 hidden a layer, half of
     what it is without a causal mask.
@@ -103,7 +105,7 @@ class Transformer:
         length_N = table["tokens"].astype(np.float64)
         per_pair = 2.0 if self.causal else 4.0
         per_square = per_pair * self.layers * self.hidden * self.attention_slowdown
-        return length_N * (self.flops_per_token + per_square * length_N)
+        return length_N * self.flops_per_token + per_square * square_sums(table)
 
 
 @dataclass(frozen=True)

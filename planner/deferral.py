@@ -19,6 +19,7 @@ from megadask.planner.costs import Cost, Tokens, evaluate
 from megadask.planner.errors import ConfigError
 from megadask.planner.lines import Bools, Ints, Lines, Readable
 from megadask.planner.metadata import Metadata
+from megadask.planner.sequences import padded_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Deferral:
 
     def costs(self, table: Metadata, batching: Packed) -> NDArray[np.int64]:
         """Return (N,) what spans cost, in the cost's unit; padded tokens count."""
-        padded = table.with_columns(tokens=batching.padded(table["tokens"]))
+        padded = padded_table(table, batching)
         return np.asarray(evaluate(self.cost, padded).sum(axis=1), np.int64)
 
 

@@ -16,6 +16,7 @@ from scipy.optimize import nnls
 from megadask.planner.errors import ConfigError, CostError
 from megadask.planner.fitview import html_of, text_of
 from megadask.planner.metadata import Metadata
+from megadask.planner.sequences import num_sequences, square_sums
 
 #: Digits of a coefficient: far below what a measurement resolves, far above where the arithmetic of
 #: two platforms differs, so that the same samples give the same cost everywhere.
@@ -150,7 +151,7 @@ class Measured:
         """Return (N,) seconds. Raises CostError if the table lacks the modality."""
         if self.modality is None:
             length_N = table["tokens"].astype(np.float64)
-            power_3N = np.stack([np.ones_like(length_N), length_N, length_N**2])
+            power_3N = np.stack([num_sequences(table), length_N, square_sums(table)])
         else:
             items = table.ragged.get(self.modality)
             if items is None:

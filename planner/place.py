@@ -16,6 +16,7 @@ from megadask.planner.draw import Draw
 from megadask.planner.packing import Packing
 from megadask.planner.plan import Plan, draw_digest
 from megadask.planner.routing import route_all
+from megadask.planner.sequences import padded_table, sequences_of
 from megadask.planner.strategy import Strategy, relative_speeds
 from megadask.planner.topology import ClientPlaceTree
 
@@ -41,10 +42,11 @@ def place(
     bin_N = balance(problem, strategy.method, **strategy.options)
     plan = _plan(draw, problem, bin_N, num_buckets, batching, mixture)
     cp = topology.num_slices(strategy.axis)
+    parts = sequences_of(draw.table, batching)
     packs = Packs(
-        size_N=batching.padded(draw.table["tokens"]),
-        pack_N=bin_N,
-        offset_N=plan.offset_N,
+        size_N=parts.size_D,
+        pack_N=bin_N[parts.row_D],
+        offset_N=plan.offset_N[parts.row_D] + parts.first_D,
         num_packs=problem.num_bins,
         seq_len=batching.seq_len,
     )
@@ -125,7 +127,7 @@ def _problem(
     # Packs in the order drawn, dealt to the buckets in turn: what a plain loader would do.
     bucket_N, slot_N = draw.canonical_pack_N % num_buckets, draw.canonical_pack_N // num_buckets
     return strategy.problem(
-        draw.table.with_columns(tokens=size_N),  # caps and costs count padded tokens
+        padded_table(draw.table, batching),  # caps and costs count padded tokens
         topology,
         num_microbatches=num_microbatches,
         num_packs=batching.micro_batch,

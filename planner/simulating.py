@@ -16,6 +16,7 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.metadata import Metadata
 from megadask.planner.place import place
 from megadask.planner.plan import Plan
+from megadask.planner.sequences import padded_table
 from megadask.planner.simulation import Simulation, Sync, Trainer
 from megadask.planner.strategy import Strategy
 from megadask.planner.stream import Clock, Drawn, Stream
@@ -135,8 +136,7 @@ def _bound(strategy: Strategy, stream: Stream, plan: Plan, pp: int) -> float:
         least = float(part_P[0]) * plan.bound
     else:
         # The bound of a plan is that of its worst part.
-        padded = stream.batching.padded(plan.table["tokens"])
-        cost_NP = evaluate(strategy.cost, plan.table.with_columns(tokens=padded))
+        cost_NP = evaluate(strategy.cost, padded_table(plan.table, stream.batching))
         largest_P = cost_NP.max(axis=0) * np.float64(plan.unit) / speed_B.max()
         least = float(np.maximum(part_P, largest_P).sum())
     encoders = [r.loads.mean(axis=0).sum() * r.bound for r in plan.routing.values()]

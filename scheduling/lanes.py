@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard
+from megadask.scheduling.samples import Sample, check_sample
 from megadask.scheduling.shuffle import BlockOrder, Row, rows_of_block, shard_order, shuffled
 from megadask.scheduling.spec import SourceSpec
 
@@ -29,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 #: An OSError is tried again this often, after so many seconds each, before it is fatal.
 RETRY_DELAYS_S = (0.1, 0.5, 2.0)
-
-Sample = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -204,67 +200,7 @@ def _transform(
     if spec.transform is not None:
         generator = {"rng": spec.generator(epoch, lane, position)} if spec.wants_rng else {}
         sample = spec.transform(record, **generator)
-    if sample is None:
-        return None
-    sample = check_sample(sample)
-    for name in spec.modalities:
-        item_lengths(sample, name)  # raises for what is no list of items
-    return {**sample, **{name: scalar(sample, name) for name in spec.scalars}}
-
-
-def check_sample(sample: Any) -> Sample:
-    """Return a sample with its tokens as a 1-D integer array and its mask of the same length.
-
-    Raises ConfigError naming what is wrong with it.
-    """
-    if not isinstance(sample, Mapping) or "tokens" not in sample:
-        keys = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
-        raise ConfigError(
-            "a transform must return a dict with 'tokens', or None",
-            got=keys,
-            remedy='For text, use transform=md.transforms.Bytes("column") or a tokenizer.',
-        )
-    tokens = np.asarray(sample["tokens"])
-    if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
-        raise ConfigError(
-            "a sample's 'tokens'",
-            got=f"{tokens.dtype} of shape {tokens.shape}",
-            limit="1-D integers",
-        )
-    checked = {**sample, "tokens": tokens}
-    if sample.get("loss_mask") is not None:
-        mask = np.asarray(sample["loss_mask"], np.float32)
-        if mask.shape != tokens.shape:
-            raise ConfigError("a sample's 'loss_mask'", got=mask.shape, limit=tokens.shape)
-        checked["loss_mask"] = mask
-    return checked
-
-
-def scalar(sample: Sample, name: str) -> float:
-    """Return a scalar of a sample, NaN where it has none. Raises ConfigError for anything else."""
-    value = sample.get(name)
-    try:
-        return np.nan if value is None else float(value)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"a sample's scalar {name!r}", got=repr(value)) from error
-
-
-def item_lengths(sample: Sample, modality: str) -> list[int]:
-    """Return the length of every item of a modality, [] where a sample has none.
-
-    The length of an item is that of its first axis: patches, frames. Raises ConfigError for
-    anything but a list of arrays.
-    """
-    items = sample.get(modality)
-    if items is None:
-        return []
-    if not isinstance(items, list | tuple) or not all(np.ndim(item) for item in items):
-        raise ConfigError(
-            f"a sample's items {modality!r}",
-            got=type(items).__name__,
-            limit="a list of arrays with one row a patch or frame",
-        )
-    return [len(item) for item in items]
+    return None if sample is None else check_sample(sample, spec.form)
 
 
 def where_is(shard: str, row: int) -> str:

@@ -7,7 +7,6 @@ here knows of Dask.
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,11 +21,18 @@ from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.cache import SampleCache
 from megadask.scheduling.errors import SourceError
-from megadask.scheduling.lanes import Read, Sample, item_lengths, read_lane, read_rows
+from megadask.scheduling.lanes import Read, read_lane, read_rows
+from megadask.scheduling.samples import (
+    Sample,
+    item_lengths,
+    num_targets,
+    payload_of,
+    weigh,
+    whole_because,
+)
+from megadask.scheduling.serving import served
 from megadask.scheduling.spec import SourceSpec
 
-#: Fields of a sample that are delivered.
-PAYLOAD = ("tokens", "loss_mask")
 #: So many reasons of skipped records are kept.
 KEPT_REASONS = 10
 #: After so long, a call for metadata returns what it has: a slow transform must not look like a
@@ -123,36 +129,14 @@ class SourceLoader:
         Returns
         -------
         dict of arrays
-            ``tokens`` flat, and ``offsets`` (N + 1,): the tokens of span n, and one more, the
-            target of its last token, where the document goes on. ``mask`` flat float32, aligned
-            with ``tokens``, if any sample has one.
+            See `serving.served`.
 
         Raises
         ------
         SourceError
             When a sample reads differently than when it was planned.
         """
-        samples = self._samples(wanted)
-        names = ("epoch", "lane", "position", "start", "stop", "length")
-        tokens, masks = [], []
-        for epoch, lane, position, start, stop, length in zip(
-            *(wanted[name].tolist() for name in names), strict=True
-        ):
-            sample = samples[epoch, lane, position]
-            piece = slice(start, min(stop + 1, length))
-            tokens.append(sample["tokens"][piece])
-            mask = sample.get("loss_mask")
-            masks.append(None if mask is None else mask[piece])
-        offsets = np.concatenate([[0], np.cumsum([len(part) for part in tokens])])
-        payload = {"tokens": np.concatenate(tokens), "offsets": offsets.astype(np.int64)}
-        if any(mask is not None for mask in masks):
-            payload["mask"] = np.concatenate(
-                [
-                    np.ones(len(part), np.float32) if mask is None else mask
-                    for part, mask in zip(tokens, masks, strict=True)
-                ]
-            )
-        return payload
+        return served(self._samples(wanted), wanted, self.spec.form)
 
     @property
     def num_open_lanes(self) -> int:
@@ -178,33 +162,43 @@ class SourceLoader:
         cuts = [] if read.sample is None else self._cut(read)
         if read.sample is None or not cuts:
             verdict = Verdict.FILTERED if read.verdict is Verdict.OK else read.verdict
-            nothing = (*(np.nan for _ in self.spec.scalars), *([] for _ in self.spec.modalities))
+            nothing = (*(np.nan for _ in self.spec.scalars), *([] for _ in self.spec.form.ragged))
             yield (*place, 0, 0, verdict, 0, 0, 0, 0, 0, *nothing)
             return
-        size_bytes, checksum = _weigh(read.sample)
-        self.cache.put((epoch, lane, read.position), _payload(read.sample), size_bytes)
+        payload = payload_of(read.sample, self.spec.form)
+        size_bytes, checksum = weigh(payload)
+        self.cache.put((epoch, lane, read.position), payload, size_bytes)
         length = cuts[-1][1]
         scalars = [read.sample[name] for name in self.spec.scalars]
-        items = [item_lengths(read.sample, name) for name in self.spec.modalities]
+        items = [item_lengths(read.sample, name) for name in self.spec.form.ragged]
         for start, stop in cuts:
-            loss = _num_targets(read.sample, start, stop, length)
+            loss = num_targets(read.sample, start, stop, length)
             counts = (stop - start, length, loss, size_bytes, checksum)
             yield (*place, start, stop, Verdict.OK, *counts, *scalars, *items)
             items = [[] for _ in items]  # items come with the first span of their sample
 
     def _cut(self, read: Read) -> list[tuple[int, int]]:
         assert read.sample is not None
+        batching, tokens = self.spec.batching, len(read.sample["tokens"])
+        whole = whole_because(read.sample, self.spec.form)
         try:
-            return self.spec.batching.cut(len(read.sample["tokens"]))
+            if whole and tokens > batching.seq_len and batching.overflow != "drop":
+                raise ConfigError(
+                    f"{whole} is longer than the sequence and cannot be cut",
+                    got=f"{tokens} tokens",
+                    limit=f"at most seq_len={batching.seq_len}",
+                    remedy='Choose a longer seq_len, or overflow="drop".',
+                )
+            return batching.cut(tokens)
         except ConfigError as error:
             error.add_note(f"MegaDask: source {self.spec.name!r}, {read.where}")
             raise
 
     def _table(self, rows: list[tuple[Any, ...]]) -> Metadata:
-        names = [*SPAN_COLUMNS, *self.spec.scalars, *self.spec.modalities]
+        names = [*SPAN_COLUMNS, *self.spec.scalars, *self.spec.form.ragged]
         columns = zip(*rows, strict=True) if rows else [()] * len(names)
         by_name = dict(zip(names, columns, strict=True))
-        items = {name: Ragged.of(by_name.pop(name)) for name in self.spec.modalities}
+        items = {name: Ragged.of(by_name.pop(name)) for name in self.spec.form.ragged}
         arrays = {
             name: np.array(column, SPAN_COLUMNS.get(name, "float64"))
             for name, column in by_name.items()
@@ -246,11 +240,12 @@ class SourceLoader:
     def _checked(self, key: tuple[int, int, int], read: Read, checksum: int) -> Sample:
         if read.sample is None:
             raise _changed(self.spec, key, f"verdict {read.verdict.name}: {read.reason}")
-        size_bytes, now = _weigh(read.sample)
+        payload = payload_of(read.sample, self.spec.form)
+        size_bytes, now = weigh(payload)
         if now != checksum:
             raise _changed(self.spec, key, f"checksum {now:#010x}, planned with {checksum:#010x}")
-        self.cache.put(key, _payload(read.sample), size_bytes)
-        return read.sample
+        self.cache.put(key, payload, size_bytes)
+        return payload
 
 
 def _changed(spec: SourceSpec, key: tuple[int, int, int], got: str) -> SourceError:
@@ -260,29 +255,6 @@ def _changed(spec: SourceSpec, key: tuple[int, int, int], got: str) -> SourceErr
         got=got,
         remedy="The data must not change during a run; random transforms must draw from `rng`.",
     )
-
-
-def _payload(sample: Sample) -> Sample:
-    """Return what of a sample is delivered; the rest need not be kept."""
-    return {name: sample[name] for name in PAYLOAD if sample.get(name) is not None}
-
-
-def _weigh(sample: Sample) -> tuple[int, int]:
-    """Return the bytes and the CRC-32 of a sample's payload."""
-    size_bytes, checksum = 0, 0
-    for part in _payload(sample).values():
-        array = np.ascontiguousarray(part)
-        size_bytes += array.nbytes
-        checksum = zlib.crc32(array.tobytes(), checksum)
-    return size_bytes, checksum
-
-
-def _num_targets(sample: Sample, start: int, stop: int, length: int) -> int:
-    """Return how many inputs of [start, stop) have a target that counts (rule 18)."""
-    mask = sample.get("loss_mask")
-    if mask is None:
-        return min(stop, length - 1) - start
-    return int(np.count_nonzero(mask[start + 1 : min(stop + 1, length)]))
 
 
 def _close(reads: Iterator[Any]) -> None:

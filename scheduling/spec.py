@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from megadask.planner.schedule import StepSchedule
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.reading import Reader
+from megadask.scheduling.samples import Form
 
 OnError = Literal["raise", "skip"]
 
@@ -51,6 +53,10 @@ class SourceSpec:
         How documents are cut into spans.
     shuffle
         Rows of a block that is shuffled; 0 keeps the order of shards and rows.
+    extras
+        Names of the columns of this source that ride along.
+    size
+        What counts as the length of its samples, if they have no tokens.
     """
 
     name: str
@@ -66,6 +72,21 @@ class SourceSpec:
     modalities: tuple[str, ...]
     batching: Packed
     shuffle: int = 0
+    extras: tuple[str, ...] = ()
+    size: str | None = None
+
+    @cached_property
+    def form(self) -> Form:
+        """What its samples may hold."""
+        return Form(
+            scalars=self.scalars,
+            modalities=self.modalities,
+            extras=self.extras,
+            fields=self.batching.fields,
+            size=self.size,
+            num_sequences=self.batching.sequences,
+            pad_to_multiple=self.batching.pad_to_multiple,
+        )
 
     def generator(self, epoch: int, lane: int, position: int) -> np.random.Generator:
         """Return the generator of one record in one epoch, the same in every run (rule 4)."""

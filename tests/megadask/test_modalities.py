@@ -17,7 +17,7 @@ from tests.megadask.helpers.seen import drain, spans_by_step, take
 
 pytestmark = pytest.mark.timeout(60)
 
-DATA = corpus({"a": 40, "b": 20}, longest=300)
+DATA = corpus({"a": 40, "b": 20}, longest=128)
 
 
 def with_images(record: Mapping[str, Any]) -> dict[str, Any]:

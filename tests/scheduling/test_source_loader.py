@@ -539,17 +539,19 @@ def test_only_what_is_delivered_is_kept() -> None:
     assert list(sample) == ["tokens"]
 
 
-def test_items_are_ragged_columns_and_come_with_the_first_span() -> None:
+def test_items_are_ragged_columns_and_keep_their_sample_whole() -> None:
     patches = [np.zeros((3, 8)), np.zeros((5, 8))]
-    records = [{"tokens": np.arange(200), "image": patches}, {"tokens": [1]}, {"tokens": []}]
+    records = [{"tokens": [1, 2], "image": patches}, {"tokens": np.arange(9)}, {"tokens": []}]
     ragged = everything(loader(records, modalities=("image",))).ragged["image"]
     assert ragged.lengths_I.tolist() == [3, 5]
-    counts = np.diff(ragged.offsets).tolist()
-    assert len(counts) > 3  # the first record is cut into several spans
-    assert counts == [2, *[0] * (len(counts) - 1)]
+    assert np.diff(ragged.offsets).tolist() == [2, 0, 0, 0, 0]
     one = loader([{"tokens": [1], "image": np.zeros(3)}], modalities=("image",))
     with pytest.raises(ConfigError, match=r"items 'image'.*ndarray"):
         everything(one)
+    one = loader([{"tokens": np.arange(9), "image": patches}], modalities=("image",))
+    with pytest.raises(ConfigError, match=r"items 'image'.*cannot be cut.*9 tokens") as caught:
+        everything(one)
+    assert "source 'web', shard memory#0, row 0" in caught.value.__notes__[0]
 
 
 def test_scalars_are_columns_nan_where_there_is_none() -> None:

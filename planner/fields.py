@@ -1,0 +1,109 @@
+"""Fields of a batch that are aligned with its tokens, beside the tokens themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from megadask.planner.errors import ConfigError
+
+#: Keys that a batch has in any case, or may have: no field may be called so.
+RESERVED = frozenset(
+    (
+        "tokens",
+        "labels",
+        "loss_mask",
+        "position_ids",
+        "attention_mask",
+        "cu_seqlens",
+        "cu_seqlens_padded",
+        "max_seqlen",
+        "lengths",
+        "num_sequences",
+        "sequences",
+        "extras",
+        "sample_ids",
+        "spans",
+        "ids",
+        "header",
+        "error",
+        "step",
+        "microbatch",
+        "is_last",
+        "num_loss_tokens",
+        "num_loss_tokens_step",
+        "cp_layout",
+    )
+)
+
+#: Kinds of numbers that a field may be of: bool, signed and unsigned integers, floats.
+_KINDS = "biuf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One number, or an array of a fixed shape, a token.
+
+    Attributes
+    ----------
+    name
+        Its key in samples and in batches.
+    dtype
+        Of its numbers, by numpy's name.
+    shape
+        Axes before that of the tokens: a sample of l tokens has (*shape, l), a batch
+        (*shape, Q, T).
+    fill
+        Where a sample has none.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    fill: int = 0
+
+
+def position_field(axes: int) -> Field:
+    """Return the field of positions that samples bring themselves; -1 where they are counted."""
+    shape = () if axes == 1 else (axes,)
+    return Field(name="position_ids", dtype="int64", shape=shape, fill=-1)
+
+
+def aligned_fields(owner: str, aligned: Mapping[str, str]) -> tuple[Field, ...]:
+    """Return declared fields, in the order of their names.
+
+    aligned: name to a dtype as numpy writes it, with the axes before the tokens if there are any:
+    ``"float32"``, ``"(8,)float16"``. owner: what declares it, for messages. Raises ConfigError.
+    """
+    if not isinstance(aligned, Mapping):
+        raise ConfigError(
+            f"{owner}(aligned=)",
+            got=repr(aligned),
+            limit='a dict such as {"advantages": "float32"}',
+        )
+    fields = []
+    for name, declared in sorted(aligned.items(), key=lambda item: str(item[0])):
+        if not isinstance(name, str) or not name or name in RESERVED or ":" in name:
+            raise ConfigError(
+                f"{owner}(aligned=): a name",
+                got=repr(name),
+                limit="a text without ':' that is no key of every batch",
+            )
+        try:
+            dtype = np.dtype(declared)
+        except TypeError as error:
+            raise _no_dtype(owner, name, declared) from error
+        if dtype.base.kind not in _KINDS:
+            raise _no_dtype(owner, name, declared)
+        fields.append(Field(name=name, dtype=dtype.base.name, shape=dtype.shape))
+    return tuple(fields)
+
+
+def _no_dtype(owner: str, name: str, declared: object) -> ConfigError:
+    return ConfigError(
+        f"{owner}(aligned=): the type of {name!r}",
+        got=repr(declared),
+        limit='numbers or bools, such as "float32", "int64", "bool" or "(8,)float16"',
+    )
