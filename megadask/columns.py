@@ -42,6 +42,14 @@ def lean(reader: Reader, transform: Any, others: Iterable[str]) -> Reader:
     return reader.project(columns | set(others))
 
 
+def with_columns(reader: Reader, others: Iterable[str]) -> Reader:
+    """Return a reader that reads some columns besides those that it was told to read."""
+    if not isinstance(reader, ProjectableReader) or reader.columns is None:
+        return reader
+    missing = set(others) - set(reader.columns)
+    return reader.project({*reader.columns, *missing}) if missing else reader
+
+
 def _own_columns(transform: Any) -> frozenset[str] | None:
     columns = getattr(transform, "columns", None)
     if callable(columns):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import cloudpickle
 
+from megadask.known_lengths import known_reader
 from megadask.planner.batching import Packed
 from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
@@ -89,6 +90,7 @@ class Pipeline:
         check_mesh(self.topology, self.frozen_strategy, self.batching, modalities)
         _ = self.mixture
         _ = self.components
+        _ = self._specs
         self._check_pickles()
 
     def __str__(self) -> str:
@@ -146,6 +148,8 @@ class Pipeline:
             }
             if source.shuffle:
                 declared["shuffle"] = source.block_rows
+            if source.length_column:
+                declared["lengths"] = [source.length_column, source.loss_column]
             parts[f"source {source.name}"] = json.dumps(declared)
         return parts
 
@@ -192,13 +196,17 @@ class Pipeline:
 
     def source_specs(self) -> dict[str, SourceSpec]:
         """Return what the Source Loaders need to know, by source."""
+        return dict(self._specs)
+
+    @cached_property
+    def _specs(self) -> dict[str, SourceSpec]:
         scalars = sorted({name for source in self.sources for name in source.metadata})
         modalities = sorted({name for source in self.sources for name in source.modalities})
-        return {
+        specs = {
             source.name: SourceSpec(
                 name=source.name,
                 index=index,
-                reader=source.reader,
+                reader=source.lean_reader,
                 transform=source.transform,
                 wants_rng=source.transform is not None and wants_rng(source.transform),
                 lanes=source.num_lanes,
@@ -213,6 +221,10 @@ class Pipeline:
                 size=source.size,
             )
             for index, source in enumerate(self.sources)
+        }
+        return {
+            source.name: replace(spec, known=known_reader(source, spec))
+            for source, spec in zip(self.sources, specs.values(), strict=True)
         }
 
     @property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from megadask.columns import lean, with_columns
+from megadask.known_lengths import check_known
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import RESERVED
 from megadask.scheduling.lanes import shards_of
@@ -50,6 +53,15 @@ class Source:
         Whether every epoch reads the shards of a lane in another order, and the rows of a shard
         shuffled within blocks: of so many rows, or of 1,000 when True. Belongs to the order of the
         data, as ``lanes`` does.
+    length_column
+        Column of the records that holds the length of each sample, exactly as the transform makes
+        it. Steps are planned from it, and payload is read for planned samples alone. `metadata` are
+        then columns of the records, too.
+    loss_column
+        Column that holds how many targets of each sample count, where not all of them do.
+    index
+        Path or URL of the file that ``megadask index`` wrote for this source: what is in there need
+        not be read to plan steps.
     extras
         Names of what rides along with its samples into ``batch["extras"]``: texts, numbers, lists,
         arrays.
@@ -69,6 +81,9 @@ class Source:
     modalities: tuple[str, ...] = ()
     shares_files: bool = False
     shuffle: bool | int = False
+    length_column: str | None = None
+    loss_column: str | None = None
+    index: str | os.PathLike[str] | None = None
     extras: tuple[str, ...] = ()
     size: str | None = None
 
@@ -111,6 +126,7 @@ class Source:
                 got=reserved,
                 limit="names that no key of a batch has",
             )
+        check_known(self)
         if self.size is not None and (not isinstance(self.size, str) or not self.size):
             raise ConfigError(
                 f"Source({self.name!r}, size=)", got=repr(self.size), limit="a name, or None"
@@ -134,6 +150,15 @@ class Source:
     def block_rows(self) -> int:
         """Rows of a block that is shuffled, 0 where the order is kept."""
         return BLOCK_ROWS if self.shuffle is True else int(self.shuffle)
+
+    @property
+    def lean_reader(self) -> Reader:
+        """The reader, without columns that nobody needs as far as the transform says."""
+        others = [*self.metadata, *self.extras, self.length_column, self.loss_column]
+        names = [name for name in others if name is not None]
+        known = self.length_column is not None
+        reader = with_columns(self.reader, names) if known else self.reader
+        return lean(reader, self.transform, names)
 
     @property
     def size_bytes(self) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 from megadask.planner.ids import Verdict
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.errors import SourceError
+from megadask.scheduling.known import Entry
 from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard
 from megadask.scheduling.samples import Sample, check_sample
 from megadask.scheduling.shuffle import BlockOrder, Row, rows_of_block, shard_order, shuffled
@@ -38,7 +39,9 @@ class Read:
     where
         Shard and row in the source, for people.
     sample
-        None unless the verdict is OK.
+        None unless the verdict is OK; or where only the entry was read.
+    entry
+        What was known of the record without its payload.
     reason
         Why the record was skipped, or what ends the shard.
     """
@@ -49,6 +52,7 @@ class Read:
     where: str
     verdict: Verdict
     sample: Sample | None = None
+    entry: Entry | None = None
     reason: str | None = None
 
 
@@ -74,24 +78,44 @@ def read_lane(spec: SourceSpec, epoch: int, lane: int, start: LaneCursor) -> Ite
     Raises the record's own error under ``on_error="raise"``, and SourceError when the source cannot
     be read at all or too many records in a row are bad.
     """
+    return _read(spec, spec.reader, epoch, lane, start)
+
+
+def describe_lane(spec: SourceSpec, epoch: int, lane: int, start: LaneCursor) -> Iterator[Read]:
+    """Yield the same as `read_lane`, with entries for samples where those are known."""
+    return _read(spec, spec.known or spec.reader, epoch, lane, start)
+
+
+def _read(
+    spec: SourceSpec, reader: Reader, epoch: int, lane: int, start: LaneCursor
+) -> Iterator[Read]:
     shards = lane_shards(spec, lane, epoch)
     position, first_row, failures = start.position, start.row, 0
     for shard in range(start.shard, len(shards)):
         name = spec.reader.shards()[shards[shard]].name
-        for row, place, record in ordered_rows(spec, spec.reader, epoch, shards[shard], first_row):
+        for row, place, record in ordered_rows(spec, reader, epoch, shards[shard], first_row):
             at = LaneCursor(position=position, shard=shard, row=row)
             read = judge(spec, epoch, lane, at, record, where_is(name, place))
-            failures = 0 if read.reason is None else failures + 1
-            if failures >= spec.max_consecutive_errors:
-                raise SourceError(
-                    f"source {spec.name!r}: too many bad records in a row",
-                    got=f"{failures}, the last one: {read.reason}",
-                    limit=f"fewer than max_consecutive_errors={spec.max_consecutive_errors}",
-                    remedy="Repair the data or the transform, or raise the limit.",
-                )
+            failures = check_failures(spec, failures, read.reason)
             yield read
             position += 1
         first_row = 0
+
+
+def check_failures(spec: SourceSpec, failures: int, reason: str | None) -> int:
+    """Return how many records in a row have failed by now; raises SourceError for too many.
+
+    reason: why the last one failed, if it did; failures: those before it.
+    """
+    failures = 0 if reason is None else failures + 1
+    if failures >= spec.max_consecutive_errors:
+        raise SourceError(
+            f"source {spec.name!r}: too many bad records in a row",
+            got=f"{failures}, the last one: {reason}",
+            limit=f"fewer than max_consecutive_errors={spec.max_consecutive_errors}",
+            remedy="Repair the data or the transform, or raise the limit.",
+        )
+    return failures
 
 
 def read_rows(spec: SourceSpec, epoch: int, lane: int, wanted: list[LaneCursor]) -> Iterator[Read]:
@@ -118,16 +142,34 @@ def ordered_rows(
 ) -> Iterator[Row]:
     """Yield the rows of a shard as an epoch reads them, from number ``start`` on.
 
-    reader: that of the source, or the same with fewer columns.
+    reader: that of the source, or `SourceSpec.known`. Where payload ends before what is known of it
+    does, the rows that are left keep their numbers.
     """
-    rows_from = partial(_rows, spec, reader, shard)
-    if spec.shuffle:
-        yield from shuffled(rows_from, block_order(spec, epoch, shard), start)
-    else:
-        yield from ((row, row, record) for row, record in rows_from(start))
+    rows_from = partial(shard_rows, spec, reader, shard)
+    if not spec.shuffle:
+        return ((row, row, record) for row, record in rows_from(start))
+    expected = None
+    if spec.known is not None and reader is not spec.known:
+        expected = partial(known_rows, spec, shard)
+    return shuffled(rows_from, block_order(spec, epoch, shard), start, expected)
 
 
-def _rows(spec: SourceSpec, reader: Reader, shard: int, start: int) -> Iterator[tuple[int, Any]]:
+def known_rows(spec: SourceSpec, shard: int, start: int, most: int) -> int:
+    """Return how many of ``most`` rows from ``start`` on `SourceSpec.known` tells of."""
+    assert spec.known is not None
+    count = 0
+    for _, record in shard_rows(spec, spec.known, shard, start):
+        if isinstance(record, TruncatedShard):
+            break
+        count += 1
+        if count == most:
+            break
+    return count
+
+
+def shard_rows(
+    spec: SourceSpec, reader: Reader, shard: int, start: int
+) -> Iterator[tuple[int, Any]]:
     """Yield (row, record) of a shard; errors of the medium are tried again, then fatal."""
     delays = iter(RETRY_DELAYS_S)
     row = start
@@ -173,6 +215,8 @@ def judge(spec: SourceSpec, epoch: int, lane: int, at: LaneCursor, record: Any, 
             )
         verdict = Verdict.SKIPPED if isinstance(record, BadRecord) else Verdict.TOMBSTONE
         return read(verdict=verdict, reason=f"{where}: {reason}")
+    if isinstance(record, Entry):
+        return read(verdict=Verdict.OK if record.tokens else Verdict.FILTERED, entry=record)
     try:
         sample = _transform(spec, epoch, lane, at.position, record)
     except (StopIteration, SystemExit, KeyboardInterrupt) as error:

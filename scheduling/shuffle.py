@@ -70,18 +70,19 @@ class BlockOrder:
         """
         return _raw((*self.key, block), _BLOCKS, self.rows)
 
-    def row_of(self, row: int, num_rows: int) -> int:
-        """Return where in the shard the row lies that is read as number ``row``.
-
-        num_rows: rows of its block that are read, B but for the last block.
-        """
-        block, rank = divmod(row, self.rows)
+    def numbers(self, block: int, num_rows: int) -> list[int]:
+        """Return the place in the order of each of the first ``num_rows`` rows of a block."""
         order = np.argsort(self.ranks(block)[:num_rows], kind="stable")
-        return block * self.rows + int(order[rank])
+        places = np.empty(num_rows, np.int64)
+        places[order] = np.arange(num_rows)
+        return [int(place) for place in places]
 
 
 def shuffled(
-    rows_from: Callable[[int], Iterator[tuple[int, Any]]], order: BlockOrder, start: int
+    rows_from: Callable[[int], Iterator[tuple[int, Any]]],
+    order: BlockOrder,
+    start: int,
+    expected: Callable[[int, int], int] | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of a shard in the order of an epoch, from number ``start`` on.
 
@@ -89,7 +90,9 @@ def shuffled(
     of it and then reads the block again for the rest. What ends a shard (TruncatedShard) comes
     behind the rows that can be read.
 
-    rows_from: opens the shard at a row, and yields rows with their numbers.
+    rows_from: opens the shard at a row, and yields rows with their numbers. expected: tells, from
+    the first row of a block that is cut short and the rows of a block, how many it was numbered by;
+    None where by those that can be read.
     """
     block, passed = divmod(start, order.rows)
     rows = rows_from(block * order.rows)
@@ -98,10 +101,14 @@ def shuffled(
             first = block * order.rows
             part = _Part.of(rows, order.ranks(block), order.rows, first)
             served, num_rows, end = 0, part.num_rows, part.end
+            numbers = None
+            if end is not None and expected is not None:
+                numbers = order.numbers(block, expected(first, order.rows))
             while True:
                 for row, record in part.in_order():
-                    if served >= passed:
-                        yield first + served, row, record
+                    number = served if numbers is None else numbers[row - first]
+                    if number >= passed:
+                        yield first + number, row, record
                     served += 1
                 if part.dropped is None:
                     break
@@ -111,7 +118,7 @@ def shuffled(
                 finally:
                     _close(again)
             if end is not None:
-                yield first + served, first + served, end
+                yield first + (len(numbers) if numbers else served), first + served, end
             if num_rows < order.rows:
                 return
             block, passed = block + 1, 0

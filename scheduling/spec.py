@@ -53,6 +53,9 @@ class SourceSpec:
         How documents are cut into spans.
     shuffle
         Rows of a block that is shuffled; 0 keeps the order of shards and rows.
+    known
+        Yields what is known of each record, an `Entry`, so that payload is read for planned samples
+        alone; None where only reading and transforming a record tells.
     extras
         Names of the columns of this source that ride along.
     size
@@ -72,6 +75,7 @@ class SourceSpec:
     modalities: tuple[str, ...]
     batching: Packed
     shuffle: int = 0
+    known: Reader | None = None
     extras: tuple[str, ...] = ()
     size: str | None = None
 
