@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from distributed import Client
 
 import megadask as md
+from megadask.planner.ids import Verdict
 from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.source_loader import SourceLoader
 from tests.megadask.helpers.data import STRIDE, corpus, unfold
+from tests.megadask.helpers.ranks import run
+from tests.megadask.helpers.seen import drain, every_token, tokens_delivered
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -190,3 +195,213 @@ def _sums(plain: SourceLoader, part: Metadata) -> Any:
     sums = dict(zip(keys, table["checksum"].tolist(), strict=True))
     wanted = zip(part["lane"].tolist(), part["position"].tolist(), strict=True)
     return np.array([sums[key] for key in wanted], np.uint32)
+
+
+# Samples that fail when their payload is read -----------------------------------------------------
+
+
+def bad(rows: Any, *remainders: int) -> list[int]:
+    return [row["id"] for row in rows if row["id"] % 20 in remainders]
+
+
+@pytest.mark.parametrize("shuffle", [False, 5])
+def test_a_sample_that_fails_becomes_a_filler_of_its_length(folder: Path, shuffle: Any) -> None:
+    options = {"length_column": "length", "shuffle": shuffle}
+    one = loader_of(declare(parquet(folder), unfold_badly, on_error="skip", **options))
+    table = described(one)
+    assert set(table["verdict"].tolist()) == {Verdict.OK}  # nobody knows yet
+    good = loader_of(declare(parquet(folder), unfold, **options))
+    for _ in range(2):  # also when it is asked for again
+        payload, expected = one.serve(table), good.serve(table)
+        filled = payload["filled"]
+        ids = expected["tokens"][expected["offsets"][:-1]] // STRIDE
+        assert sorted(set(ids[filled].tolist())) == bad(ROWS, 3, 7, 11)
+        assert set(ids[~filled].tolist()).isdisjoint(bad(ROWS, 3, 7, 11))
+        np.testing.assert_array_equal(payload["offsets"], expected["offsets"])
+        token_filled = np.repeat(filled, np.diff(payload["offsets"]))
+        assert not payload["tokens"][token_filled].any()
+        np.testing.assert_array_equal(payload["mask"], ~token_filled)
+        np.testing.assert_array_equal(
+            payload["tokens"][~token_filled], expected["tokens"][~token_filled]
+        )
+        assert len(one.filled) == len(bad(ROWS, 3, 7, 11))
+    reasons = " | ".join(one.filled.values())
+    assert "ValueError: cannot decode 3" in reasons
+    assert "the transform dropped it" in reasons
+    assert "tokens, planned with" in reasons
+    assert all("shard " in reason and ".parquet#rg" in reason for reason in one.filled.values())
+    one.close()
+    good.close()
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (unfold_badly, "cannot decode 3"),
+        (lambda record: None, "dropped it"),
+        (lambda record: {"tokens": np.arange(5000)}, "5000 tokens, planned with"),
+        (unfold_all, "targets count, planned with"),
+    ],
+)
+def test_under_raise_its_own_error_comes_through(
+    folder: Path, transform: Any, message: str
+) -> None:
+    one = loader_of(declare(parquet(folder), transform, length_column="length"))
+    with pytest.raises((ValueError, md.errors.MegaDaskError), match=message) as caught:
+        one.serve(described(one))
+    notes = getattr(caught.value, "__notes__", [])
+    assert "parquet#rg" in f"{caught.value}{notes}"
+    one.close()
+
+
+def test_too_many_that_fail_in_a_row_are_fatal(folder: Path) -> None:
+    options = {"length_column": "length", "on_error": "skip", "max_consecutive_errors": 10}
+    one = loader_of(declare(parquet(folder), lambda record: None, **options))
+    with pytest.raises(md.errors.MegaDaskError, match="in a row"):
+        one.serve(described(one))
+    one.close()
+
+
+@pytest.mark.parametrize("value", [None, -1, 2.5, True, "many", 2**40])
+def test_a_length_that_is_none_is_a_bad_record(value: Any) -> None:
+    rows: list[dict[str, Any]] = [{**row} for row in ROWS[:30]]
+    rows[7]["length"] = value
+    reader = md.readers.InMemory(rows)
+    table = described(loader_of(declare(reader, on_error="skip", length_column="length")))
+    assert table["position"][table["verdict"] == Verdict.SKIPPED].tolist() == [7]
+    with pytest.raises(md.errors.MegaDaskError, match=r"row 7.*column 'length'"):
+        described(loader_of(declare(reader, length_column="length")))
+    with pytest.raises(md.errors.MegaDaskError, match="no column 'size'"):
+        described(loader_of(declare(reader, length_column="size")))
+
+
+def test_a_length_of_zero_is_dropped_and_more_targets_than_tokens_are_bad() -> None:
+    rows: list[dict[str, Any]] = [{**row, "targets": 0} for row in ROWS[:30]]
+    rows[3]["length"] = 0
+    rows[5]["targets"] = rows[5]["length"]
+    reader = md.readers.InMemory(rows)
+    options = {"length_column": "length", "loss_column": "targets", "on_error": "skip"}
+    table = described(loader_of(declare(reader, **options)))
+    verdicts = dict(zip(table["position"].tolist(), table["verdict"].tolist(), strict=True))
+    assert {k: v for k, v in verdicts.items() if v} == {3: Verdict.FILTERED, 5: Verdict.SKIPPED}
+
+
+@pytest.mark.parametrize("shuffle", [False, 5])
+def test_payload_that_ends_before_its_lengths_do(tmp_path: Path, shuffle: Any) -> None:
+    """Rows keep their numbers: what can be read is what was planned, the rest is filled."""
+    table = pa.table({"id": [row["id"] for row in ROWS], "length": [r["length"] for r in ROWS]})
+    payload = pa.table({"text": [f"{row['id']:06d}" * 300 for row in ROWS]})
+    path = tmp_path / "a.parquet"
+    both = table.append_column("text", payload["text"])
+    options: dict[str, Any] = {"use_dictionary": False, "compression": "none"}
+    pq.write_table(both, path, data_page_size=4096, write_batch_size=2, **options)
+    made = declare(
+        md.readers.Parquet(path),
+        UnfoldText(),
+        length_column="length",
+        on_error="skip",
+        shuffle=shuffle,
+    )
+    chunk = pq.ParquetFile(path).metadata.row_group(0).column(2)
+    data = bytearray(path.read_bytes())
+    middle = chunk.data_page_offset + chunk.total_compressed_size // 2
+    data[middle : middle + 6000] = b"\xff" * 6000  # in the text alone
+    path.write_bytes(data)
+    one = loader_of(made)
+    spans = described(one)
+    got = one.serve(spans)
+    one.close()
+    filled = got["filled"]
+    assert 10 < len({*spans["position"][filled].tolist()}) < len(ROWS) - 10
+    whole = spans["start"] == 0
+    first = got["tokens"][got["offsets"][:-1]]
+    lengths = {row["id"]: row["length"] for row in ROWS}
+    for row in np.flatnonzero(whole & ~filled):
+        assert lengths[int(first[row]) // STRIDE] == spans["length"][row]
+    ids = [int(first[row]) // STRIDE for row in np.flatnonzero(whole & ~filled)]
+    assert len(ids) == len(set(ids))
+    if not shuffle:
+        assert ids == list(range(len(ids)))
+
+
+class UnfoldText:
+    """Makes the tokens from the text, and says what it reads."""
+
+    columns = ("text", "length")
+
+    def __call__(self, record: Mapping[str, Any]) -> Any:
+        return unfold({"id": int(record["text"][:6]), "length": record["length"]})
+
+
+# Over real workers --------------------------------------------------------------------------------
+
+
+def outcome(pipeline: md.Pipeline, client: Client, name: str) -> dict[str, Any]:
+    with md.serve(pipeline, client, name=name) as service:
+        ranks = run(service, drain)
+        stats, audit = service.stats(), service.audit()
+    steps = [{k: one[k] for k in ("assignment_digest", "num_spans")} for one in stats["steps"]]
+    return {
+        "steps": steps,
+        "spans": [[batch.spans for batch in seen] for seen in ranks],
+        "draws": [one["draw_digest"] for one in stats["steps"]],
+        "tokens": tokens_delivered(ranks),
+        "loss": {batch.step: batch.num_loss_tokens_step for seen in ranks for batch in seen},
+        "audit": audit,
+    }
+
+
+@pytest.mark.parametrize("shuffle", [False, 5])
+def test_all_ways_make_the_same_steps(
+    client: Client, name: str, folder: Path, tmp_path: Path, shuffle: Any
+) -> None:
+    made = ways(folder, tmp_path / "a.arrow", unfold, shuffle=shuffle, loaders=2)
+    got = {way: outcome(pipeline, client, f"{name}-{way}") for way, pipeline in made.items()}
+    for way in ("column", "index"):
+        for what in ("steps", "spans", "tokens", "loss", "audit"):
+            assert got[way][what] == got["records"][what], (way, what)
+    assert got["records"]["tokens"] == every_token(ROWS, times=2)
+    # A draw digest covers checksums, which a column of lengths cannot know.
+    assert got["index"]["draws"] == got["records"]["draws"]
+    assert got["column"]["draws"] != got["records"]["draws"]
+
+
+def documents(loader: md.Loader) -> list[tuple[int, int, int, bool]]:
+    """Return (first token, length, targets that count, whether all are zero) of every span."""
+    found = []
+    for batch in loader:
+        for pack, bounds in enumerate(batch["cu_seqlens_padded"].tolist()):
+            for first, stop in pairwise(bounds):
+                if stop > first:
+                    tokens, mask = (batch[k][pack, first:stop] for k in ("tokens", "loss_mask"))
+                    zero = not tokens.any() and not mask.any()
+                    found.append((int(tokens[0]), stop - first, int(mask.sum()), zero))
+    return found
+
+
+def test_fillers_are_counted_as_skipped(client: Client, name: str, folder: Path) -> None:
+    options = {"length_column": "length", "on_error": "skip", "loaders": 2}
+    with md.serve(declare(parquet(folder), unfold_badly, **options), client, name=name) as service:
+        got = [span for spans in run(service, documents) for span in spans]
+        stats, audit = service.stats(), service.audit()
+    failed = bad(ROWS, 3, 7, 11)
+    samples = audit["sources"]["a"]["samples"]
+    assert samples["planned"] == samples["delivered"] == 2 * len(ROWS)
+    assert samples["skipped"] == 2 * len(failed)
+    assert audit["ok"]
+    assert any("cannot decode" in r for one in stats["loaders"] for r in one["skip_reasons"])
+    lengths = {row["id"]: row["length"] for row in ROWS}
+    assert sum(length for _, length, _, zero in got if zero) == 2 * sum(lengths[k] for k in failed)
+    whole = [first // STRIDE for first, _, _, zero in got if not zero and first % STRIDE == 0]
+    assert sorted(whole) == sorted([k for k in lengths if k not in failed] * 2)
+
+
+def test_an_error_of_a_planned_record_reaches_the_trainers(
+    client: Client, name: str, folder: Path
+) -> None:
+    made = declare(parquet(folder), unfold_badly, length_column="length")
+    with (
+        md.serve(made, client, name=name) as service,
+        pytest.raises(ValueError, match="cannot decode"),
+    ):
+        run(service, drain)
