@@ -373,7 +373,8 @@ def documents(loader: md.Loader) -> list[tuple[int, int, int, bool]]:
         for pack, bounds in enumerate(batch["cu_seqlens_padded"].tolist()):
             for first, stop in pairwise(bounds):
                 if stop > first:
-                    tokens, mask = (batch[k][pack, first:stop] for k in ("tokens", "loss_mask"))
+                    keys = ("tokens", "loss_mask")
+                    tokens, mask = (batch[key].numpy()[pack, first:stop] for key in keys)
                     zero = not tokens.any() and not mask.any()
                     found.append((int(tokens[0]), stop - first, int(mask.sum()), zero))
     return found
