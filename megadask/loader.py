@@ -151,6 +151,7 @@ class Loader:
         self._link = link
         self._tee: _Tee | None = None
         self._num_batches = 0
+        self._open_pass: object | None = None
         self._closed = False
 
     @property
@@ -160,16 +161,16 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield microbatch after microbatch, over all steps."""
-        self._begin_pass()
+        opened = self._begin_pass()
         try:
             while (batch := self._next()) is not None:
                 yield batch
         finally:
-            self._end_pass()
+            self._end_pass(opened)
 
     def steps(self) -> Iterator[Step]:
         """Yield steps, each an iterable of its microbatches."""
-        self._begin_pass()
+        opened = self._begin_pass()
         try:
             while (facts := self._peek()) is not None:
                 step = Step(self, facts, facts.num_microbatches - self._link.position[1])
@@ -181,7 +182,7 @@ class Loader:
                         remedy="Iterate over all batches of a step, on every rank.",
                     )
         finally:
-            self._end_pass()
+            self._end_pass(opened)
 
     def iterators(self, count: int) -> tuple[Iterator[Batch], ...]:
         """Return independent iterators over the same microbatches, for a virtual pipeline.
@@ -192,8 +193,7 @@ class Loader:
         """
         if count < 1:
             raise ConfigError("iterators(count)", got=count, limit=">= 1")
-        self._begin_pass()
-        self._tee = _Tee(self, count)
+        self._tee = _Tee(self, count, self._begin_pass())
         return tuple(self._tee.iterator(cursor) for cursor in range(count))
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,16 +248,23 @@ class Loader:
         step, microbatch = self._link.position
         return f"<Loader of rank {self.rank}, at step {step}, microbatch {microbatch}>"
 
-    def _begin_pass(self) -> None:
+    def _begin_pass(self) -> object:
+        """Begin a pass, where passes begin anew; return what `_end_pass` knows it by."""
         self._check_open()
+        self._end_pass(self._open_pass)  # one that was left without a word
         self._tee = None
+        opened = object()
         if self._link.restarts:
-            self._link.rewind(None)
+            self._open_pass = opened
+            self._link.begin_pass()
+        return opened
 
-    def _end_pass(self) -> None:
-        if self._link.restarts and not self._closed:
+    def _end_pass(self, opened: object | None) -> None:
+        """End a pass, unless another one has begun since."""
+        if self._open_pass is opened and opened is not None and not self._closed:
+            self._open_pass = None
             self._link.consume(self._link.position)
-            self._link.finish()
+            self._link.end_pass()
 
     def _peek(self) -> StepFacts | None:
         self._check_open()
@@ -319,8 +326,9 @@ class Step:
 class _Tee:
     """Several cursors over the microbatches of one loader; the slowest one acknowledges."""
 
-    def __init__(self, loader: Loader, count: int) -> None:
+    def __init__(self, loader: Loader, count: int, opened: object) -> None:
         self._loader = loader
+        self._opened = opened
         self._first = 0  # number of the oldest batch that is kept
         self._kept: deque[tuple[Batch | None, Watermark, Any]] = deque()
         self._at = [0] * count
@@ -340,7 +348,7 @@ class _Tee:
                 batch = self._loader._read()
                 link = self._loader._link
                 if batch is None:
-                    self._loader._end_pass()
+                    self._loader._end_pass(self._opened)
                 self._kept.append((batch, link.position, link.point))
             batch, _, _ = self._kept[at - self._first]
             if batch is None:

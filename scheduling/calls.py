@@ -146,11 +146,13 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
     run.check_open()
     claim = run.record.join(rank, client, process, force=force)
     run.bump()
+    await run.turn_pass()
     return {
         "token": claim.token,
         "sources": list(run.record.lanes),
         "components": run.header["components"],
         "restart": run.header["restart"],
+        "pass": run.record.passes.next_of(rank),
         "beginning": run.header["origin"],
         **standing(run, rank),
     }
@@ -186,60 +188,80 @@ async def leave(run: Run, rank: int, token: str) -> None:
     """Take a rank back."""
     run.record.leave(rank, token)
     run.bump()
+    await run.turn_pass()
 
 
 async def rewind(
-    run: Run, rank: int, token: str, point: str | None, refusals: int, wait_s: float
+    run: Run, rank: int, token: str, point: str, refusals: int, wait_s: float
 ) -> dict[str, Any]:
-    """Take a trainer back to a point, or to the beginning, with all other ranks.
+    """Take a trainer back to a point, with all other ranks.
 
     refusals: how many refused attempts the caller knows of, -1 when it asks for the first time.
+    wait_s: 0 when the caller goes on without an answer, and may yet ask for something else.
     """
     record = run.record
     if run.over or run.error is not None:
         return run.farewell()
     agreement = record.agreement
-    asked = Point.from_json(run.header["origin"] if point is None else point)
+    asked = Point.from_json(point)
     if refusals < 0:
         refusals = agreement.num_refusals
     if agreement.num_refusals != refusals:
         agreement.refuse()
     generation = record.generation
     try:
-        opens = record.rewind(rank, token, asked)
+        opens = record.rewind(rank, token, asked, waits=wait_s > 0)
     finally:
         run.bump()  # others may wait for this rank to ask, or to be refused
-    if opens:
-        await run.open_generation(asked)
+    try:
+        if opens:
+            await run.open_generation(asked)
 
-    def is_done() -> bool:
-        opened = record.generation != generation and record.origin == asked
-        return opened or record.may_go_on(rank, asked)
+        def is_done() -> bool:
+            opened = record.generation != generation and record.origin == asked
+            return opened or record.may_go_on(rank, asked)
 
-    await run.changed.wait_until(
-        lambda: run.over or agreement.num_refusals != refusals or is_done(), wait_s
-    )
+        await run.changed.wait_until(
+            lambda: run.over or agreement.num_refusals != refusals or is_done(), wait_s
+        )
+    finally:
+        agreement.rest(rank)
     if run.over:
         return run.farewell()
     if agreement.num_refusals != refusals:
         agreement.refuse()
-    done = is_done()
-    if done and not run.active:
-        run.active = True
-        run.bump()
-    status = {"status": "done" if done else "wait", "refusals": agreement.num_refusals}
+    status = {"status": "done" if is_done() else "wait", "refusals": agreement.num_refusals}
     return {**status, **standing(run, rank)}
 
 
-async def finish(run: Run, rank: int, token: str) -> None:
-    """Note that a trainer is done with its pass; free what is held when all are."""
+async def begin_pass(
+    run: Run, rank: int, token: str, number: int, wait_s: float
+) -> dict[str, Any]:
+    """Let a trainer begin a pass, once all ranks are done with the one before."""
     record = run.record
     record.check_token(rank, token)
-    record.finished.add(rank)
+    await run.changed.wait_until(
+        lambda: run.over or run.error is not None or record.pass_number == number, wait_s
+    )
+    if run.over or run.error is not None:
+        return run.farewell()
+    record.check_token(rank, token)
+    if record.pass_number != number:
+        behind = [r for r in range(record.topology.world_size) if r not in record.finished]
+        return {"status": "wait", "behind": behind}
+    record.passes.begin(rank, number)
+    if not run.active:
+        run.active = True
+        run.bump()
+    return {"status": "done", **standing(run, rank)}
+
+
+async def finish(run: Run, rank: int, token: str, number: int) -> None:
+    """Note that a trainer is done with a pass; free what is held when all are."""
+    run.record.check_token(rank, token)
+    run.record.passes.end(rank, number)
     run.bump()
-    if run.header["restart"] and len(record.finished) == record.topology.world_size:
-        run.active = False
-        await run.open_generation(Point.from_json(run.header["origin"]))
+    await run.turn_pass()
 
 
 def holdup(run: Run, step: int) -> str:
@@ -277,6 +299,7 @@ CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
     call.__name__: call
     for call in (
         acknowledge,
+        begin_pass,
         commit,
         event,
         fail,

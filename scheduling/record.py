@@ -22,6 +22,7 @@ from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.agreement import Agreement
 from megadask.scheduling.errors import ClaimError, ServiceError, StaleError
+from megadask.scheduling.passes import Passes
 from megadask.scheduling.point import Point
 
 #: The next microbatch that a rank has not acknowledged: (step, microbatch).
@@ -73,6 +74,10 @@ class RunRecord:
         The step that the next commit must have.
     watermarks
         What every rank has acknowledged.
+    passes
+        How far ranks are in a pipeline that restarts; nobody moves where it does not.
+    pass_number
+        The pass that the generation is of.
     """
 
     name: str
@@ -90,20 +95,28 @@ class RunRecord:
     claims: dict[int, Claim] = field(default_factory=dict)
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     agreement: Agreement = field(init=False)
-    finished: set[int] = field(default_factory=set)
+    passes: Passes = field(init=False)
+    pass_number: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     draw_digest: str = ""
     assignment_digest: str = ""
     unread: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
+    def finished(self) -> frozenset[int]:
+        """Ranks that are done with the pass."""
+        return frozenset(self.passes.finished)
+
+    @property
     def low(self) -> Watermark:
         """What every rank that is not done with its pass has acknowledged."""
-        marks = [mark for rank, mark in self.watermarks.items() if rank not in self.finished]
+        finished = self.finished
+        marks = [mark for rank, mark in self.watermarks.items() if rank not in finished]
         return min(marks, default=(self.next_step, 0))
 
     def __post_init__(self) -> None:
         self.agreement = Agreement(self.name, self.topology.world_size)
+        self.passes = Passes(self.topology.world_size)
         self.open_generation(self.origin)
 
     # The planner ------------------------------------------------------------------------------
@@ -118,7 +131,7 @@ class RunRecord:
         self.plans.clear()
         self.events = [event for event in self.events if event.step >= origin.step]
         self.agreement.reset()
-        self.finished.clear()
+        self.pass_number = self.passes.current
         self.history.clear()
         self.draw_digest = self.assignment_digest = ""
         self.unread = {}
@@ -226,6 +239,7 @@ class RunRecord:
             )
         self.claims[rank] = Claim(client, process, uuid.uuid4().hex)
         self.agreement.left(rank)
+        self.passes.left(rank)
         return self.claims[rank]
 
     def check_rank(self, rank: int) -> None:
@@ -256,13 +270,17 @@ class RunRecord:
 
     def drop_client(self, client: str) -> None:
         """Free the ranks of a trainer that is gone."""
-        for rank in [rank for rank, claim in self.claims.items() if claim.client == client]:
+        lost = [rank for rank, claim in self.claims.items() if claim.client == client]
+        for rank in lost:
             self._free(rank)
+        if lost and not self.claims:
+            self.passes.level(range(self.topology.world_size))
 
     def _free(self, rank: int) -> None:
         """Free a rank, and forget where its trainer wanted to go back to."""
         del self.claims[rank]
         self.agreement.left(rank)
+        self.passes.left(rank)
 
     def acknowledge(self, generation: int, marks: Mapping[int, Watermark]) -> None:
         """Merge watermarks by maximum, and free what every rank has behind it.
@@ -320,13 +338,13 @@ class RunRecord:
         """Whether a rank can go on from ``point`` as it is: at the generation's beginning."""
         return point == self.origin and self.watermarks[rank] == (point.step, point.microbatch)
 
-    def rewind(self, rank: int, token: str, point: Point) -> bool:
+    def rewind(self, rank: int, token: str, point: Point, *, waits: bool = True) -> bool:
         """Ask to go back to ``point``; True when a new generation is to be opened there.
 
-        Raises StateError naming the ranks when they ask for unlike points.
+        Raises StateError naming the ranks when they wait for unlike points.
         """
         self.check_token(rank, token)
-        return self.agreement.ask(rank, point, self.stands_at)
+        return self.agreement.ask(rank, point, self.stands_at, waits=waits)
 
     def may_go_on(self, rank: int, point: Point) -> bool:
         """Whether a rank that asked for ``point`` may go on from there."""

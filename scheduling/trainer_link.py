@@ -70,7 +70,7 @@ class TrainerLink:
         self._timeout_s = timeout_s
         self._prefetch = prefetch
         self._keys = None if keys is None else list(keys)
-        self._pending: tuple[str | None, int] | None = None  # a point asked for, refusals known
+        self._pending: tuple[str, int] | None = None  # a point asked for, refusals known
         self._facts: StepFacts | None = None
         self.wait_s = 0.0
         joined = self._desk.ask("join", client=client.id, process=process_name(), force=force)
@@ -78,6 +78,8 @@ class TrainerLink:
         self.sources: list[str] = joined["sources"]
         self.components: dict[str, str] = joined["components"]
         self.restarts: bool = joined["restart"]
+        self._pass: int = joined["pass"]  # the pass that is begun, or comes next
+        self._awaits_pass = False
         self._beginning = Point.from_json(joined["beginning"])
         self._num_microbatches = 1
         self._inflight: dict[Watermark, Any] = {}
@@ -98,8 +100,9 @@ class TrainerLink:
     def point(self) -> Point:
         """The point behind everything read, or that it is about to go back to; makes no call."""
         if self._pending is not None:
-            point = self._pending[0]
-            return self._beginning if point is None else Point.from_json(point)
+            return Point.from_json(self._pending[0])
+        if self._awaits_pass:
+            return self._beginning
         step, microbatch = self._position
         if self._position == (self._start.step, self._start.microbatch):
             return self._start
@@ -155,7 +158,8 @@ class TrainerLink:
 
     def acknowledge(self) -> None:
         """Pass on now what was used, if a constructor was ever reached; else to its successor."""
-        if self._desk.known_constructor is None or self._pending is not None or self._desk.is_over:
+        moves = self._pending is not None or self._awaits_pass
+        if self._desk.known_constructor is None or moves or self._desk.is_over:
             return
         deadline = time.monotonic() + ACKNOWLEDGE_S
         self._look()  # a closed service says so, while a call to its actor might never end
@@ -179,15 +183,25 @@ class TrainerLink:
 
     # Going back -------------------------------------------------------------------------------
 
-    def rewind(self, point: Point | None) -> None:
-        """Ask to go back to a point, or to the pipeline's beginning; the next read waits for it."""
-        self._pending = (None if point is None else point.to_json(), -1)
+    def rewind(self, point: Point) -> None:
+        """Ask to go back to a point; the next read waits for it."""
+        self._pending = (point.to_json(), -1)
         self._ask_rewind(0.0)
 
-    def finish(self) -> None:
-        """Say that this rank is done with its pass."""
+    def begin_pass(self) -> None:
+        """Begin the next pass at the pipeline's beginning; the next read waits until all may."""
+        self._pending = None
+        self._awaits_pass = True
         self._inflight.clear()
-        self._desk.ask("finish", token=self._token)
+
+    def end_pass(self) -> None:
+        """Say that this rank is done with its pass; one that it never got into counts for none."""
+        self._inflight.clear()
+        if self._awaits_pass:
+            self._awaits_pass = False
+            return
+        self._desk.ask("finish", token=self._token, number=self._pass)
+        self._pass += 1
 
     def close(self) -> None:
         """Acknowledge what was used and give the rank back."""
@@ -212,6 +226,15 @@ class TrainerLink:
         self._stand(reply)
         return True
 
+    def _ask_pass(self, wait_s: float) -> str | None:
+        """Begin the pass if that is possible now; return what stands in its way."""
+        reply = self._desk.ask("begin_pass", wait_s=wait_s, token=self._token, number=self._pass)
+        if reply["status"] == "wait":
+            return f"ranks {list(reply['behind'])} to end an earlier pass"
+        self._awaits_pass = False
+        self._stand(reply)
+        return None
+
     # The wait for a microbatch ----------------------------------------------------------------
 
     def _arrived(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
@@ -233,6 +256,9 @@ class TrainerLink:
                 if self._pending is not None:
                     waiting_for = "the other ranks to load the same state"
                     self._ask_rewind(min(HOLD_S, left))
+                    continue
+                if self._awaits_pass:
+                    waiting_for = self._ask_pass(min(HOLD_S, left)) or waiting_for
                     continue
                 try:
                     self._request_ahead()
@@ -299,7 +325,7 @@ class TrainerLink:
 
     def _holdup(self, last_heard: str) -> str:
         """Return what this rank waits for, by the supervisor's account."""
-        if self._pending is not None:
+        if self._pending is not None or self._awaits_pass:
             return last_heard
         try:
             return str(self._look()["holdup"])
