@@ -15,6 +15,7 @@ from megadask.scheduling.errors import StaleError
 from megadask.scheduling.point import Point
 from megadask.scheduling.roles import actor_key
 from megadask.scheduling.run import Run
+from megadask.scheduling.wire import TRUST_S
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ async def plans(
     """Give a constructor the committed plans, claims and watermarks."""
     record = run.record
     await run.changed.wait_until(lambda: run.over or record.is_actor(incarnation), START_GRACE_S)
+    run.heard[incarnation] = newer_than
+    run.changed.set()  # without a new version, which would be news
     await run.changed.wait_until(lambda: run.over or run.version > newer_than, wait_s)
     if run.over:
         return run.farewell()
@@ -146,6 +149,9 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
     run.check_open()
     claim = run.record.join(rank, client, process, force=force)
     run.bump()
+    if claim.is_successor:
+        await fence(run, rank)
+    run.record.check_token(rank, claim.token)
     await run.turn_pass()
     return {
         "token": claim.token,
@@ -156,6 +162,21 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
         "beginning": run.header["origin"],
         **standing(run, rank),
     }
+
+
+async def fence(run: Run, rank: int) -> None:
+    """Wait until what earlier trainers of a rank acknowledge counts for nothing any more.
+
+    Its constructor then knows the new one; or it is so long that it has not asked that it trusts
+    nobody before it has (`TRUST_S`).
+    """
+    version = run.version
+
+    def is_told() -> bool:
+        owner = run.record.constructor_of(rank)
+        return owner is None or run.heard.get(owner.incarnation, -1) >= version
+
+    await run.changed.wait_until(lambda: run.over or is_told(), TRUST_S)
 
 
 async def look(

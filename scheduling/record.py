@@ -39,11 +39,15 @@ class Owner:
 
 @dataclass
 class Claim:
-    """The trainer that a rank belongs to: its Dask client, its process, and its token."""
+    """The trainer that a rank belongs to: its Dask client, its process, and its token.
+
+    is_successor: whether the rank had another trainer before.
+    """
 
     client: str
     process: str
     token: str
+    is_successor: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +121,7 @@ class RunRecord:
     def __post_init__(self) -> None:
         self.agreement = Agreement(self.name, self.topology.world_size)
         self.passes = Passes(self.topology.world_size)
+        self._had_trainers: set[int] = set()
         self.open_generation(self.origin)
 
     # The planner ------------------------------------------------------------------------------
@@ -237,7 +242,9 @@ class RunRecord:
                 limit=f"process {held.process}",
                 remedy="Close that loader, or take the rank with connect(force=True).",
             )
-        self.claims[rank] = Claim(client, process, uuid.uuid4().hex)
+        token = uuid.uuid4().hex
+        self.claims[rank] = Claim(client, process, token, is_successor=rank in self._had_trainers)
+        self._had_trainers.add(rank)
         self.agreement.left(rank)
         self.passes.left(rank)
         return self.claims[rank]

@@ -39,6 +39,8 @@ class Run:
         Why it was closed.
     error
         Packed error of a role that cannot go on.
+    heard
+        Incarnation of a constructor to the last version that it has taken up.
     """
 
     record: RunRecord
@@ -52,6 +54,7 @@ class Run:
     custody: asyncio.Lock = field(default_factory=asyncio.Lock)
     closed: str | None = None
     error: bytes | None = None
+    heard: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
