@@ -255,9 +255,7 @@ async def rewind(
     return {**status, **standing(run, rank)}
 
 
-async def begin_pass(
-    run: Run, rank: int, token: str, number: int, wait_s: float
-) -> dict[str, Any]:
+async def begin_pass(run: Run, rank: int, token: str, number: int, wait_s: float) -> dict[str, Any]:
     """Let a trainer begin a pass, once all ranks are done with the one before."""
     record = run.record
     record.check_token(rank, token)
