@@ -6,7 +6,6 @@ acts on what it says. Every change is by compare-and-set on (generation, incarna
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.agreement import Agreement
 from megadask.scheduling.errors import ClaimError, ServiceError, StaleError
+from megadask.scheduling.history import chain, summary
 from megadask.scheduling.passes import Passes
 from megadask.scheduling.point import Point
 
@@ -191,10 +191,10 @@ class RunRecord:
         self._state_before[step + 1] = plan.state
         state = PlannerState.from_json(plan.state)
         self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0, state)
-        self.draw_digest = _chain(self.draw_digest, plan.draw_digest)
-        self.assignment_digest = _chain(self.assignment_digest, plan.assignment_digest)
+        self.draw_digest = chain(self.draw_digest, plan.draw_digest)
+        self.assignment_digest = chain(self.assignment_digest, plan.assignment_digest)
         if not plan.end:
-            self.history.append(_summary(plan))
+            self.history.append(summary(plan))
             del self.history[:-1000]
         return True
 
@@ -389,22 +389,3 @@ class RunRecord:
                 for step, microbatch in lowest
             ]
         )
-
-
-def _chain(digest: str, link: str) -> str:
-    return hashlib.blake2b(f"{digest}{link}".encode(), digest_size=16).hexdigest()
-
-
-def _summary(plan: Plan) -> dict[str, Any]:
-    """Return what `stats` keeps of a plan."""
-    return {
-        "step": plan.step,
-        "num_spans": plan.table.num_rows,
-        "num_tokens": int(plan.table["tokens"].sum()),
-        "num_microbatches": plan.num_microbatches,
-        "imbalance": plan.imbalance,
-        "bound": plan.bound,
-        "draw_digest": plan.draw_digest,
-        "assignment_digest": plan.assignment_digest,
-        "mixture": dict(plan.mixture),
-    }

@@ -21,6 +21,7 @@ from megadask.scheduling.desk import GRACE_S, Desk
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
 from megadask.scheduling.point import Point
 from megadask.scheduling.record import Watermark
+from megadask.scheduling.turning import Turning
 
 #: How long a constructor or the supervisor holds one call before it says that it still waits.
 HOLD_S = 10.0
@@ -70,7 +71,6 @@ class TrainerLink:
         self._timeout_s = timeout_s
         self._prefetch = prefetch
         self._keys = None if keys is None else list(keys)
-        self._pending: tuple[str, int] | None = None  # a point asked for, refusals known
         self._facts: StepFacts | None = None
         self.wait_s = 0.0
         joined = self._desk.ask("join", client=client.id, process=process_name(), force=force)
@@ -78,9 +78,8 @@ class TrainerLink:
         self.sources: list[str] = joined["sources"]
         self.components: dict[str, str] = joined["components"]
         self.restarts: bool = joined["restart"]
-        self._pass: int = joined["pass"]  # the pass that is begun, or comes next
-        self._awaits_pass = False
-        self._beginning = Point.from_json(joined["beginning"])
+        beginning = Point.from_json(joined["beginning"])
+        self._turning = Turning(self._desk, self._token, joined["pass"], beginning)
         self._num_microbatches = 1
         self._inflight: dict[Watermark, Any] = {}
         self._position: Watermark
@@ -99,10 +98,8 @@ class TrainerLink:
     @property
     def point(self) -> Point:
         """The point behind everything read, or that it is about to go back to; makes no call."""
-        if self._pending is not None:
-            return Point.from_json(self._pending[0])
-        if self._awaits_pass:
-            return self._beginning
+        if self._turning.target is not None:
+            return self._turning.target
         step, microbatch = self._position
         if self._position == (self._start.step, self._start.microbatch):
             return self._start
@@ -158,8 +155,8 @@ class TrainerLink:
 
     def acknowledge(self) -> None:
         """Pass on now what was used, if a constructor was ever reached; else to its successor."""
-        moves = self._pending is not None or self._awaits_pass
-        if self._desk.known_constructor is None or moves or self._desk.is_over:
+        turns = self._turning.target is not None
+        if self._desk.known_constructor is None or turns or self._desk.is_over:
             return
         deadline = time.monotonic() + ACKNOWLEDGE_S
         self._look()  # a closed service says so, while a call to its actor might never end
@@ -185,23 +182,17 @@ class TrainerLink:
 
     def rewind(self, point: Point) -> None:
         """Ask to go back to a point; the next read waits for it."""
-        self._pending = (point.to_json(), -1)
-        self._ask_rewind(0.0)
+        if (standing := self._turning.load(point)) is not None:
+            self._stand(standing)
 
     def begin_pass(self) -> None:
         """Begin the next pass at the pipeline's beginning; the next read waits until all may."""
-        self._pending = None
-        self._awaits_pass = True
-        self._inflight.clear()
+        self._turning.begin_pass()
 
     def end_pass(self) -> None:
-        """Say that this rank is done with its pass; one that it never got into counts for none."""
+        """Say that this rank is done with its pass."""
         self._inflight.clear()
-        if self._awaits_pass:
-            self._awaits_pass = False
-            return
-        self._desk.ask("finish", token=self._token, number=self._pass)
-        self._pass += 1
+        self._turning.end_pass()
 
     def close(self) -> None:
         """Acknowledge what was used and give the rank back."""
@@ -212,28 +203,6 @@ class TrainerLink:
         except (OSError, RuntimeError, TimeoutError):
             pass  # the service is gone, and with it all that could be given back
         self._inflight.clear()
-
-    def _ask_rewind(self, wait_s: float) -> bool:
-        assert self._pending is not None
-        point, refusals = self._pending
-        reply = self._desk.ask(
-            "rewind", wait_s=wait_s, token=self._token, point=point, refusals=refusals
-        )
-        if reply["status"] == "wait":
-            self._pending = (point, reply["refusals"])
-            return False
-        self._pending = None
-        self._stand(reply)
-        return True
-
-    def _ask_pass(self, wait_s: float) -> str | None:
-        """Begin the pass if that is possible now; return what stands in its way."""
-        reply = self._desk.ask("begin_pass", wait_s=wait_s, token=self._token, number=self._pass)
-        if reply["status"] == "wait":
-            return f"ranks {list(reply['behind'])} to end an earlier pass"
-        self._awaits_pass = False
-        self._stand(reply)
-        return None
 
     # The wait for a microbatch ----------------------------------------------------------------
 
@@ -253,12 +222,10 @@ class TrainerLink:
                         limit=f"{self._timeout_s:g} s",
                         remedy="See service.stats(), or raise connect(timeout=).",
                     )
-                if self._pending is not None:
-                    waiting_for = "the other ranks to load the same state"
-                    self._ask_rewind(min(HOLD_S, left))
-                    continue
-                if self._awaits_pass:
-                    waiting_for = self._ask_pass(min(HOLD_S, left)) or waiting_for
+                if self._turning.target is not None:
+                    standing, waiting_for = self._turning.ask(min(HOLD_S, left))
+                    if standing is not None:
+                        self._stand(standing)
                     continue
                 try:
                     self._request_ahead()
@@ -325,7 +292,7 @@ class TrainerLink:
 
     def _holdup(self, last_heard: str) -> str:
         """Return what this rank waits for, by the supervisor's account."""
-        if self._pending is not None or self._awaits_pass:
+        if self._turning.target is not None:
             return last_heard
         try:
             return str(self._look()["holdup"])
