@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from megadask import errors, readers, transforms
     from megadask.loader import Loader, connect
+    from megadask.looking import look
+    from megadask.looks import Look
     from megadask.pipeline import Pipeline
     from megadask.planner import costs, lengths
     from megadask.planner.batching import Packed
@@ -31,6 +33,7 @@ __all__ = [
     "DGraph",
     "Limits",
     "Loader",
+    "Look",
     "Packed",
     "Pipeline",
     "SampleId",
@@ -43,6 +46,7 @@ __all__ = [
     "costs",
     "errors",
     "lengths",
+    "look",
     "readers",
     "serve",
     "simulate",
@@ -55,6 +59,7 @@ _HOMES = {
     "DGraph": "megadask.planner.graph:DGraph",
     "Limits": "megadask.scheduling.spec:Limits",
     "Loader": "megadask.loader:Loader",
+    "Look": "megadask.looks:Look",
     "Packed": "megadask.planner.batching:Packed",
     "Pipeline": "megadask.pipeline:Pipeline",
     "SampleId": "megadask.planner.ids:SampleId",
@@ -66,6 +71,7 @@ _HOMES = {
     "costs": "megadask.planner.costs",
     "errors": "megadask.errors",
     "lengths": "megadask.planner.lengths",
+    "look": "megadask.looking:look",
     "readers": "megadask.readers",
     "serve": "megadask.service:serve",
     "simulate": "megadask.planner.simulating:simulate",

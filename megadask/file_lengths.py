@@ -84,7 +84,7 @@ def read_lengths(paths: Sequence[str], column: str, *, is_text: bool, most: int)
         A path is missing, a glob is empty, files are of several kinds or of none that is known, a
         column is missing, a value has no length, or no document has one.
     """
-    reader = _reader(paths, column)
+    reader = reader_of(paths, column)
     shards = reader.shards()
     per_shard = max(1, -(-most // len(shards)))
     measure = _bytes if is_text else _length
@@ -120,7 +120,12 @@ def read_lengths(paths: Sequence[str], column: str, *, is_text: bool, most: int)
     )
 
 
-def _reader(paths: Sequence[str], column: str) -> FileReader:
+def reader_of(paths: Sequence[str], column: str) -> FileReader:
+    """Return a reader of files of one kind, of one column where that saves reading.
+
+    Raises ConfigError for a path that is missing, and for files of several kinds or of none that is
+    known.
+    """
     kinds: dict[str, list[str]] = {}
     for file in expand(absolute(paths)):
         plain = re.sub(r"\.(gz|zst)$", "", file.name.lower())

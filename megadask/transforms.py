@@ -76,6 +76,10 @@ class Bytes:
             tokens[-1] = 256
         return _sample(tokens)
 
+    def decode(self, tokens: NDArray[Any]) -> str:
+        """Return the text of some tokens; bytes that are none stand as U+FFFD."""
+        return bytes(token for token in tokens.tolist() if token < 256).decode(errors="replace")
+
     def fingerprint(self) -> str:
         """Return a text that differs where results would."""
         return repr(self)
@@ -130,9 +134,7 @@ class Tokenizer:
     def __call__(self, record: Record) -> Sample | None:
         """Return the tokens of a record; raises TransformError where it has no such text."""
         text = _value(record, self._column, str)
-        if self._built is None:
-            self._built = _load_json(self._json)
-        ids = self._built.encode(text, add_special_tokens=self._add_special_tokens).ids
+        ids = self._tokenizer().encode(text, add_special_tokens=self._add_special_tokens).ids
         if self._eos is not None:
             ids.append(self._eos)
         return _sample(np.asarray(ids, np.int16 if self._vocab_size <= 2**15 else np.int32))
@@ -158,6 +160,16 @@ class Tokenizer:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": None}
+
+    def decode(self, tokens: NDArray[Any]) -> str:
+        """Return the text of some tokens, special ones too."""
+        text: str = self._tokenizer().decode(tokens.tolist(), skip_special_tokens=False)
+        return text
+
+    def _tokenizer(self) -> tokenizers.Tokenizer:
+        if self._built is None:
+            self._built = _load_json(self._json)
+        return self._built
 
 
 class Chain:
