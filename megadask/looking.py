@@ -86,10 +86,11 @@ class _Watched:
     """A transform that remembers what it was last given."""
 
     transform: Callable[..., Sample | None] | None
-    record_bytes: int = 0
+    record: Any = None
+    record_bytes: int = 0  # counted before the transform, which may change the record
 
     def __call__(self, record: Any, **words: Any) -> Sample | None:
-        self.record_bytes = _size_of(record)
+        self.record, self.record_bytes = record, _size_of(record)
         return record if self.transform is None else self.transform(record, **words)
 
 
@@ -149,6 +150,7 @@ class _Notes:
             tokens=np.array(tokens),
             text=_decoded(watched.transform, tokens),
             fields={name: _describe(value) for name, value in sample.items() if name != "tokens"},
+            record={name: _describe(value) for name, value in dict(watched.record).items()},
         )
 
 
@@ -289,9 +291,9 @@ def _describe(value: Any) -> str:
     if isinstance(value, list | tuple):
         inner = ", ".join(_describe(item) for item in value[:3])
         return f"{len(value)} items: {inner}{', ...' if len(value) > 3 else ''}"
-    if isinstance(value, bytes):
+    if isinstance(value, bytes) and not value[:60].isascii():
         return f"{len(value)} bytes"
-    text = repr(value)
+    text = repr(value[:80] if isinstance(value, str | bytes) else value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 

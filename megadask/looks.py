@@ -60,6 +60,8 @@ class Preview:
         These decoded, None where the transform has no ``decode``.
     fields
         What else the sample holds.
+    record
+        What the reader gave.
     """
 
     id: SampleId
@@ -69,11 +71,14 @@ class Preview:
     tokens: NDArray[Any]
     text: str | None
     fields: Mapping[str, str]
+    record: Mapping[str, str]
 
     def __str__(self) -> str:
         shown = repr(self.text) if self.text is not None else str(self.tokens[:16].tolist())
         shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
         rest = "".join(f", {name}: {value}" for name, value in self.fields.items())
+        if self.text is None:
+            rest += f"; from {', '.join(f'{name}: {v}' for name, v in self.record.items())}"
         return f"{self.shard}, row {self.row}: {self.num_tokens} tokens {shown}{rest}"
 
 
@@ -172,9 +177,9 @@ class SourceLook:
 
     def __repr__(self) -> str:
         row = self.row()
-        total = "an unknown number" if row["records"] is None else f"{row['records']:,}"
+        total = "an unknown number of" if row["records"] is None else f"{row['records']:,}"
         lines = [
-            f"{self.name}: {row['read']:,} of {total} of records read in {row['shards']:,} shards, "
+            f"{self.name}: {row['read']:,} of {total} records read in {row['shards']:,} shards, "
             f"{row['records_per_s']:,.0f} records/s",
             "  " + ", ".join(f"{number:,} {name}" for name, number in self.verdicts.items()),
             f"  tokens: mean {row['mean']:,.0f}, median {row['median']:,.0f}, 99% "

@@ -200,6 +200,7 @@ def test_samples_are_shown_as_text() -> None:
     assert sample.text is None
     assert "[104, 101, 108" in str(sample)
     assert sample.fields["quality"] == "0.5"
+    assert "from text: 'hello world'" in str(sample)
 
 
 def test_figures() -> None:
