@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     )
     from megadask.indexing import index
     from megadask.loader import Loader, connect
+    from megadask.looking import look
+    from megadask.looks import Look
     from megadask.pipeline import Pipeline
     from megadask.planner import costs, lengths
     from megadask.planner.batching import Fixed, Packed, Padded
@@ -40,6 +42,7 @@ __all__ = [
     "Fixed",
     "Limits",
     "Loader",
+    "Look",
     "Packed",
     "Padded",
     "Pipeline",
@@ -57,6 +60,7 @@ __all__ = [
     "index",
     "items_or_placeholder",
     "lengths",
+    "look",
     "model_inputs",
     "readers",
     "scatter_embeddings",
@@ -72,6 +76,7 @@ _HOMES = {
     "Fixed": "megadask.planner.batching:Fixed",
     "Limits": "megadask.scheduling.spec:Limits",
     "Loader": "megadask.loader:Loader",
+    "Look": "megadask.looks:Look",
     "Packed": "megadask.planner.batching:Packed",
     "Padded": "megadask.planner.batching:Padded",
     "Pipeline": "megadask.pipeline:Pipeline",
@@ -88,6 +93,7 @@ _HOMES = {
     "items_or_placeholder": "megadask.encoders:items_or_placeholder",
     "index": "megadask.indexing:index",
     "lengths": "megadask.planner.lengths",
+    "look": "megadask.looking:look",
     "model_inputs": "megadask.presets:model_inputs",
     "readers": "megadask.readers",
     "scatter_embeddings": "megadask.encoders:scatter_embeddings",

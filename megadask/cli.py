@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import megadask as md
-from megadask import index_cli, simulate_cli
+from megadask import index_cli, look_cli, simulate_cli
 
 #: As `megadask.planner.balance.Method`, which takes a second to import.
 _METHODS = ("assignment", "greedy", "karmarkar_karp", "none")
@@ -35,7 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser, commands = _parsers()
     options = parser.parse_args(argv)
     try:
-        run = {"demo": _demo, "index": index_cli.run, "simulate": simulate_cli.run}[options.command]
+        runs = {
+            "demo": _demo,
+            "index": index_cli.run,
+            "look": look_cli.run,
+            "simulate": simulate_cli.run,
+        }
+        run = runs[options.command]
         return run(options, commands[options.command])
     except (md.errors.MegaDaskError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -120,7 +126,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         formatter_class=_Help,
     )
     index_cli.add_options(index)
-    return parser, {"demo": demo, "index": index, "simulate": simulate}
+    look = commands.add_parser(
+        "look",
+        help="what is in files: lengths, samples, records that cannot be read",
+        description=(
+            "Read some records of files as a run would, without a cluster, and print how many "
+            "tokens they have, what was skipped and why, and a few samples. The exit status is 1 "
+            "where nothing could be read, and 2 for bad options."
+        ),
+        formatter_class=_Help,
+    )
+    look_cli.add_options(look)
+    return parser, {"demo": demo, "index": index, "look": look, "simulate": simulate}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,25 +79,7 @@ def files(texts: Sequence[str], column: str, *, is_text: bool, most: int) -> dic
 
     from megadask.file_lengths import read_lengths
 
-    named: set[str] = set()
-    paths: dict[str, list[str]] = {}
-    weighted: dict[str, str | None] = {}
-    for text in texts:
-        match = _FILES.fullmatch(text)
-        if match is None:
-            raise md.errors.ConfigError("a source", got=repr(text), limit="[NAME=]GLOB[:WEIGHT]")
-        name, path, weight = match.groups()
-        if name is None and weight is not None:
-            raise md.errors.ConfigError(
-                "a weight without a name", got=repr(text), limit="NAME=GLOB:WEIGHT"
-            )
-        if name in paths or (name is None and "data" in named):
-            raise _named_twice(name or "data")
-        if name is not None:
-            named.add(name)
-        paths.setdefault(name or "data", []).append(path)
-        weighted[name or "data"] = weight
-    _check_weights(weighted)
+    paths, weighted = named_paths(texts)
     sources = {}
     for name, globs in paths.items():
         found = read_lengths(globs, column, is_text=is_text, most=most)
@@ -118,6 +101,49 @@ def files(texts: Sequence[str], column: str, *, is_text: bool, most: int) -> dic
             longest=int(found.lengths_N.max()),
         )
     return sources
+
+
+def named_paths(texts: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+    """Return the globs of each source, and its weight, of words ``[NAME=]GLOB[:WEIGHT]``.
+
+    Raises ConfigError for names or weights that do not make sense.
+    """
+    named: set[str] = set()
+    paths: dict[str, list[str]] = {}
+    weighted: dict[str, str | None] = {}
+    for text in texts:
+        match = _FILES.fullmatch(text)
+        if match is None:
+            raise md.errors.ConfigError("a source", got=repr(text), limit="[NAME=]GLOB[:WEIGHT]")
+        name, path, weight = match.groups()
+        if name is None and weight is not None:
+            raise md.errors.ConfigError(
+                "a weight without a name", got=repr(text), limit="NAME=GLOB:WEIGHT"
+            )
+        if name in paths or (name is None and "data" in named):
+            raise _named_twice(name or "data")
+        if name is not None:
+            named.add(name)
+        paths.setdefault(name or "data", []).append(path)
+        weighted[name or "data"] = weight
+    _check_weights(weighted)
+    return paths, weighted
+
+
+def count(text: str) -> int:
+    """Parse an integer of 1 or more."""
+    return _at_least(text, 1)
+
+
+def natural(text: str) -> int:
+    """Parse an integer of 0 or more."""
+    return _at_least(text, 0)
+
+
+def _at_least(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"got {text}, expected an integer >= {least}")
+    return int(text)
 
 
 def _source(lengths: SourceLike, weight: float, **facts: Any) -> CliSource:

@@ -121,7 +121,11 @@ def read_lengths(paths: Sequence[str], column: str, *, is_text: bool, most: int)
 
 
 def reader_of(paths: Sequence[str], columns: Sequence[str] | None) -> FileReader:
-    """Return the reader of files of one kind; raises ConfigError as `read_lengths` does."""
+    """Return a reader of files of one kind, of some columns where that saves reading.
+
+    Raises ConfigError for a path that is missing, and for files of several kinds or of none that is
+    known.
+    """
     kinds: dict[str, list[str]] = {}
     for file in expand(absolute(paths)):
         plain = re.sub(r"\.(gz|zst)$", "", file.name.lower())

@@ -206,6 +206,7 @@ class Loader:
         self._num_bytes = 0
         self._pass_batches = 0
         self._pass_length: int | None = None
+        self._open_pass: object | None = None
         self._closed = False
 
     @property
@@ -215,16 +216,16 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield microbatch after microbatch, over all steps."""
-        self._begin_pass()
+        opened = self._begin_pass()
         try:
             while (batch := self._next()) is not None:
                 yield batch
         finally:
-            self._end_pass()
+            self._end_pass(opened)
 
     def steps(self) -> Iterator[Step]:
         """Yield steps, each an iterable of its microbatches."""
-        self._begin_pass()
+        opened = self._begin_pass()
         try:
             while (facts := self._peek()) is not None:
                 step = Step(self, facts, facts.num_microbatches - self._link.position[1])
@@ -236,7 +237,7 @@ class Loader:
                         remedy="Iterate over all batches of a step, on every rank.",
                     )
         finally:
-            self._end_pass()
+            self._end_pass(opened)
 
     def iterators(self, count: int) -> tuple[Iterator[Batch], ...]:
         """Return independent iterators over the same microbatches, for a virtual pipeline.
@@ -249,8 +250,7 @@ class Loader:
             raise ConfigError("iterators(count)", got=count, limit=">= 1")
         if self._confirmed is not None:
             raise ConfigError("iterators(count) of a loader with confirm=True", got=count)
-        self._begin_pass()
-        self._tee = Tee(self, count)
+        self._tee = Tee(self, count, self._begin_pass())
         return tuple(self._tee.iterator(cursor) for cursor in range(count))
 
     def done(self) -> None:
@@ -345,19 +345,28 @@ class Loader:
         step, microbatch = self._link.position
         return f"<Loader of rank {self.rank}, at step {step}, microbatch {microbatch}>"
 
-    def _begin_pass(self) -> None:
+    def _begin_pass(self) -> object:
+        """Begin a pass, where passes begin anew; return what `_end_pass` knows it by."""
         self._check_open()
+        self._end_pass(self._open_pass)  # one that was left without a word
         self._tee = None
         self._pass_batches = 0
+        opened = object()
         if self._link.restarts:
-            self._rewind(None)
+            self._open_pass = opened
+            self._link.begin_pass()
+            if self._confirmed is not None:
+                self._confirmed.reset()
+        return opened
 
-    def _end_pass(self) -> None:
-        if self._link.restarts and not self._closed:
+    def _end_pass(self, opened: object | None) -> None:
+        """End a pass, unless another one has begun since."""
+        if self._open_pass is opened and opened is not None and not self._closed:
+            self._open_pass = None
             self._link.consume(self._link.position)
-            self._link.finish()
+            self._link.end_pass()
 
-    def _rewind(self, point: Point | None) -> None:
+    def _rewind(self, point: Point) -> None:
         self._link.rewind(point)
         if self._confirmed is not None:
             self._confirmed.reset()

@@ -49,7 +49,8 @@ class Pipeline:
         How often every source is read; None for ever.
     stop
         With finite epochs: ``"first"`` ends when the first source has ended, ``"all"`` when all
-        have (those that ended drop out), ``"repeat"`` too (those that ended start again).
+        have (those that ended drop out), ``"repeat"`` too (those that ended start again). Where all
+        with a weight have ended and a later stage gives one to others, its weights hold at once.
     window
         Readable spans of every source that the planner looks at for one that fits.
     patience
@@ -59,8 +60,9 @@ class Pipeline:
         Called with the whole microbatch of a bucket, a dict of numpy arrays, before it is cut for
         context parallelism; returns the dict to deliver. See docs/batches.md.
     restart
-        Whether every pass over a loader begins at the beginning, as validation wants it. All ranks
-        have to end a pass before any begins the next.
+        Whether every pass over a loader begins at the beginning, as validation wants it. Pass n of
+        a rank meets pass n of the others, and begins when all are done with the one before; a rank
+        may break off a pass, and has broken it off when it leaves.
 
     Raises
     ------

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import megadask as md
-from megadask.cli_sources import MIXES, CliSource, files, laws
+from megadask.cli_sources import MIXES, CliSource, count, files, laws, natural
 
 if TYPE_CHECKING:
     from megadask.planner.stream_report import StreamReport
@@ -40,12 +40,12 @@ def add_options(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None
         metavar="[NAME=]lognormal:MEDIAN,SIGMA[:WEIGHT]",
         help=f"made-up lengths instead of files, may be given again; or one of {', '.join(MIXES)}",
     )
-    add("--dp", type=_count, default=8, help="data-parallel ranks")
-    add("--microbatches", type=_count, default=8, help="microbatches of a rank in a step")
-    add("--context", type=_count, default=8192, help="tokens of a packed sequence")
+    add("--dp", type=count, default=8, help="data-parallel ranks")
+    add("--microbatches", type=count, default=8, help="microbatches of a rank in a step")
+    add("--context", type=count, default=8192, help="tokens of a packed sequence")
     add(
         "--documents",
-        type=_count,
+        type=count,
         help="most documents of a sequence; 1 stands for batches that are not packed",
     )
     add(
@@ -54,8 +54,8 @@ def add_options(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None
         default="split",
         help="what becomes of documents longer than the context",
     )
-    add("--hidden", type=_count, default=4096, help="width of the model")
-    add("--layers", type=_count, default=32, help="layers of the model")
+    add("--hidden", type=count, default=4096, help="width of the model")
+    add("--layers", type=count, default=32, help="layers of the model")
     add(
         "--balance",
         choices=[method for method in methods if method != "none"],
@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None
     )
     add(
         "--defer",
-        type=_count,
+        type=count,
         metavar="STEPS",
         help="also let documents that cost too much for a step wait so many steps for others",
     )
@@ -74,10 +74,10 @@ def add_options(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None
         default="step",
         help="whether ranks wait for each other once a step, or in each microbatch (FSDP)",
     )
-    add("--pp", type=_count, default=1, help="pipeline stages of a rank (1F1B)")
-    add("--steps", type=_count, default=50, help="steps to plan")
-    add("--seed", type=_natural, default=0, help="of made-up lengths")
-    add("--records", type=_count, default=200_000, help="records of a source to read, about")
+    add("--pp", type=count, default=1, help="pipeline stages of a rank (1F1B)")
+    add("--steps", type=count, default=50, help="steps to plan")
+    add("--seed", type=natural, default=0, help="of made-up lengths")
+    add("--records", type=count, default=200_000, help="records of a source to read, about")
     add("--json", type=Path, help="file to write all figures to")
 
 
@@ -221,17 +221,3 @@ def _sources(options: argparse.Namespace, parser: argparse.ArgumentParser) -> di
         is_text=column is None,
         most=options.records,
     )
-
-
-def _count(text: str) -> int:
-    return _at_least(text, 1)
-
-
-def _natural(text: str) -> int:
-    return _at_least(text, 0)
-
-
-def _at_least(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"got {text}, expected an integer >= {least}")
-    return int(text)

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class Tee:
     """Several cursors over the microbatches of one loader; the slowest one acknowledges."""
 
-    def __init__(self, loader: Loader, count: int) -> None:
+    def __init__(self, loader: Loader, count: int, opened: object) -> None:
         self._loader = loader
+        self._opened = opened  # what the loader knows the pass by
         self._first = 0  # number of the oldest batch that is kept
         self._kept: deque[tuple[Batch | None, Watermark, Any]] = deque()
         self._at = [0] * count
@@ -37,7 +38,7 @@ class Tee:
                 batch = self._loader._read()
                 link = self._loader._link
                 if batch is None:
-                    self._loader._end_pass()
+                    self._loader._end_pass(self._opened)
                 self._kept.append((batch, link.position, link.point))
             batch, _, _ = self._kept[at - self._first]
             if batch is None:

@@ -101,6 +101,10 @@ class Bytes:
             tokens[-1] = 256
         return _sample(tokens)
 
+    def decode(self, tokens: NDArray[Any]) -> str:
+        """Return the text of some tokens; bytes that are none stand as U+FFFD."""
+        return bytes(token for token in tokens.tolist() if token < 256).decode(errors="replace")
+
     def fingerprint(self) -> str:
         """Return a text that differs where results would."""
         return repr(self)
@@ -190,6 +194,11 @@ class Tokenizer:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": None}
+
+    def decode(self, tokens: NDArray[Any]) -> str:
+        """Return the text of some tokens, special ones too."""
+        text: str = self._backend.decode(tokens.tolist(), skip_special_tokens=False)
+        return text
 
     @property
     def _backend(self) -> tokenizers.Tokenizer:

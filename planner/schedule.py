@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -22,6 +22,9 @@ from megadask.planner.weights import check_names, finite, not_negative, quantise
 
 #: What a schedule gives: a number, or weights by source name. A source without one has weight 0.
 Value = float | dict[str, float]
+
+#: So many steps ahead a function is asked where its weights change.
+LOOK_AHEAD = 10_000
 
 # How values are kept: weights as pairs in order of the names, which hash, compare and pickle.
 _Stored = float | tuple[tuple[str, float], ...]
@@ -70,6 +73,10 @@ class StepSchedule(ABC):
         """Sources that it ever gives a weight (a function: at step 0); () for numbers."""
         value = self.at(0)
         return tuple(value) if isinstance(value, dict) else ()
+
+    def changes_after(self, step: int) -> Iterable[int]:
+        """Return later steps, in order, from which other sources may have a weight."""
+        return ()
 
     def fingerprint(self) -> str:
         """Return a hash of the schedule, equal in all processes that declare the same."""
@@ -129,6 +136,10 @@ class Stages(StepSchedule):
         """Names of the sources of all stages."""
         return _names(*self.values)
 
+    def changes_after(self, step: int) -> Iterable[int]:
+        """Return the starts of later stages."""
+        return self.starts[bisect_right(self.starts, step) :]
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form."""
         stages = zip(self.starts, self.values, strict=True)
@@ -165,6 +176,10 @@ class Ramp(StepSchedule):
     def source_names(self) -> tuple[str, ...]:
         """Names of the sources at either end."""
         return _names(self.start_value, self.end_value)
+
+    def changes_after(self, step: int) -> Iterable[int]:
+        """Return where the ramp begins and where it has ended."""
+        return [change for change in (self.start + 1, self.stop) if change > step]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form."""
@@ -215,6 +230,10 @@ class Function(StepSchedule):
 
     def _at(self, step: int) -> _Stored:
         return _stored(self.function(step), f"Schedule.function at step {step}")
+
+    def changes_after(self, step: int) -> Iterable[int]:
+        """Return the next `LOOK_AHEAD` steps: a function may change at any of them."""
+        return range(step + 1, step + 1 + LOOK_AHEAD)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form. Raises ConfigError if the function cannot be imported."""

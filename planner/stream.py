@@ -18,6 +18,7 @@ from megadask.planner.draw import Draw, DrawRules, Starved, Stop, draw
 from megadask.planner.errors import ConfigError
 from megadask.planner.graph import DGraph, recorded
 from megadask.planner.mesh import check_mesh
+from megadask.planner.onward import again, joined, next_shares, shares_of
 from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.state import PlannerState
 from megadask.planner.strategy import Strategy
@@ -178,21 +179,13 @@ class Stream:
         }
         last_S = np.zeros(len(names), np.int64)
         for _ in range(self.steps):
-            share_S = self.mixture.weights_at(state.step, names)
-            active = [name for name, share in zip(names, share_S.tolist(), strict=True) if share]
-            # About what the last step took, so that few draws find too little and begin again.
-            wanted_S = np.where(share_S > 0, self.rules.window + last_S + last_S // 8, 0)
-            for feed, wanted in zip(feeds.values(), wanted_S.tolist(), strict=True):
-                feed.fill(wanted)
-            while True:
-                rows = {name: feeds[name].rows for name in active}
-                began = clock() if clock else 0.0
-                drawn = draw(state, rows, share_S, self.rules)
-                seconds = clock() - began if clock else 0.0
-                if not isinstance(drawn, Starved):
-                    break
-                for name, num_spans in drawn.wanted.items():
-                    feeds[name].fetch(num_spans)
+            at, share_S = shares_of(state, self.mixture, self.rules)
+            drawn, seconds = self._draw(state, share_S, feeds, last_S, clock)
+            while (later := next_shares(drawn, self.mixture, self.rules, at)) is not None:
+                at, share_S = later
+                before = again(state, drawn, share_S)
+                more, took = self._draw(before, share_S, feeds, last_S, clock)
+                drawn, seconds = joined(drawn, more, share_S), seconds + took
             if not drawn.table.num_rows:
                 return
             state = drawn.state
@@ -200,6 +193,30 @@ class Stream:
             for name, feed in feeds.items():
                 feed.trim(state.sources[name])
             yield Drawn(drawn, share_S, seconds)
+
+    def _draw(
+        self,
+        state: PlannerState,
+        share_S: NDArray[np.int64],
+        feeds: Mapping[str, Feed],
+        last_S: NDArray[np.int64],
+        clock: Clock | None,
+    ) -> tuple[Draw, float]:
+        """Draw one step; return it, and the seconds that the draw took that had enough rows."""
+        active = [name for name, share in zip(feeds, share_S.tolist(), strict=True) if share]
+        # About what the last step took, so that few draws find too little and begin again.
+        wanted_S = np.where(share_S > 0, self.rules.window + last_S + last_S // 8, 0)
+        for feed, wanted in zip(feeds.values(), wanted_S.tolist(), strict=True):
+            feed.fill(wanted)
+        while True:
+            rows = {name: feeds[name].rows for name in active}
+            began = clock() if clock else 0.0
+            drawn = draw(state, rows, share_S, self.rules)
+            seconds = clock() - began if clock else 0.0
+            if not isinstance(drawn, Starved):
+                return drawn, seconds
+            for name, num_spans in drawn.wanted.items():
+                feeds[name].fetch(num_spans)
 
     @property
     def _modalities(self) -> list[str]:

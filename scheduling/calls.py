@@ -15,6 +15,7 @@ from megadask.scheduling.errors import StaleError
 from megadask.scheduling.point import Point
 from megadask.scheduling.roles import actor_key
 from megadask.scheduling.run import Run
+from megadask.scheduling.wire import TRUST_S
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ async def plans(
     """Give a constructor the committed plans, claims and watermarks."""
     record = run.record
     await run.changed.wait_until(lambda: run.over or record.is_actor(incarnation), START_GRACE_S)
+    run.heard[incarnation] = newer_than
+    run.changed.set()  # without a new version, which would be news
     await run.changed.wait_until(lambda: run.over or run.version > newer_than, wait_s)
     if run.over:
         return run.farewell()
@@ -152,15 +155,35 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
     run.check_open()
     claim = run.record.join(rank, client, process, force=force)
     run.bump()
+    if claim.is_successor:
+        await fence(run, rank)
+    run.record.check_token(rank, claim.token)
+    await run.turn_pass()
     return {
         "token": claim.token,
         "sources": list(run.record.lanes),
         "components": run.header["components"],
         "restart": run.header["restart"],
+        "pass": run.record.passes.next_of(rank),
         "beginning": run.header["origin"],
         "place": place(run, rank),
         **standing(run, rank),
     }
+
+
+async def fence(run: Run, rank: int) -> None:
+    """Wait until what earlier trainers of a rank acknowledge counts for nothing any more.
+
+    Its constructor then knows the new one; or it is so long that it has not asked that it trusts
+    nobody before it has (`TRUST_S`).
+    """
+    version = run.version
+
+    def is_told() -> bool:
+        owner = run.record.constructor_of(rank)
+        return owner is None or run.heard.get(owner.incarnation, -1) >= version
+
+    await run.changed.wait_until(lambda: run.over or is_told(), TRUST_S)
 
 
 async def look(
@@ -193,60 +216,78 @@ async def leave(run: Run, rank: int, token: str) -> None:
     """Take a rank back."""
     run.record.leave(rank, token)
     run.bump()
+    await run.turn_pass()
 
 
 async def rewind(
-    run: Run, rank: int, token: str, point: str | None, refusals: int, wait_s: float
+    run: Run, rank: int, token: str, point: str, refusals: int, wait_s: float
 ) -> dict[str, Any]:
-    """Take a trainer back to a point, or to the beginning, with all other ranks.
+    """Take a trainer back to a point, with all other ranks.
 
     refusals: how many refused attempts the caller knows of, -1 when it asks for the first time.
+    wait_s: 0 when the caller goes on without an answer, and may yet ask for something else.
     """
     record = run.record
     if run.over or run.error is not None:
         return run.farewell()
     agreement = record.agreement
-    asked = Point.from_json(run.header["origin"] if point is None else point)
+    asked = Point.from_json(point)
     if refusals < 0:
         refusals = agreement.num_refusals
     if agreement.num_refusals != refusals:
         agreement.refuse()
     generation = record.generation
     try:
-        opens = record.rewind(rank, token, asked)
+        opens = record.rewind(rank, token, asked, waits=wait_s > 0)
     finally:
         run.bump()  # others may wait for this rank to ask, or to be refused
-    if opens:
-        await run.open_generation(asked)
+    try:
+        if opens:
+            await run.open_generation(asked)
 
-    def is_done() -> bool:
-        opened = record.generation != generation and record.origin == asked
-        return opened or record.may_go_on(rank, asked)
+        def is_done() -> bool:
+            opened = record.generation != generation and record.origin == asked
+            return opened or record.may_go_on(rank, asked)
 
-    await run.changed.wait_until(
-        lambda: run.over or agreement.num_refusals != refusals or is_done(), wait_s
-    )
+        await run.changed.wait_until(
+            lambda: run.over or agreement.num_refusals != refusals or is_done(), wait_s
+        )
+    finally:
+        agreement.rest(rank)
     if run.over:
         return run.farewell()
     if agreement.num_refusals != refusals:
         agreement.refuse()
-    done = is_done()
-    if done and not run.active:
-        run.active = True
-        run.bump()
-    status = {"status": "done" if done else "wait", "refusals": agreement.num_refusals}
+    status = {"status": "done" if is_done() else "wait", "refusals": agreement.num_refusals}
     return {**status, **standing(run, rank)}
 
 
-async def finish(run: Run, rank: int, token: str) -> None:
-    """Note that a trainer is done with its pass; free what is held when all are."""
+async def begin_pass(run: Run, rank: int, token: str, number: int, wait_s: float) -> dict[str, Any]:
+    """Let a trainer begin a pass, once all ranks are done with the one before."""
     record = run.record
     record.check_token(rank, token)
-    record.finished.add(rank)
+    await run.changed.wait_until(
+        lambda: run.over or run.error is not None or record.pass_number == number, wait_s
+    )
+    if run.over or run.error is not None:
+        return run.farewell()
+    record.check_token(rank, token)
+    if record.pass_number != number:
+        behind = [r for r in range(record.topology.world_size) if r not in record.finished]
+        return {"status": "wait", "behind": behind}
+    record.passes.begin(rank, number)
+    if not run.active:
+        run.active = True
+        run.bump()
+    return {"status": "done", **standing(run, rank)}
+
+
+async def finish(run: Run, rank: int, token: str, number: int) -> None:
+    """Note that a trainer is done with a pass; free what is held when all are."""
+    run.record.check_token(rank, token)
+    run.record.passes.end(rank, number)
     run.bump()
-    if run.header["restart"] and len(record.finished) == record.topology.world_size:
-        run.active = False
-        await run.open_generation(Point.from_json(run.header["origin"]))
+    await run.turn_pass()
 
 
 def holdup(run: Run, step: int) -> str:
@@ -298,6 +339,7 @@ CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
     call.__name__: call
     for call in (
         acknowledge,
+        begin_pass,
         commit,
         event,
         fail,

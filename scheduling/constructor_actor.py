@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import pickle
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from megadask.scheduling.record import Watermark
 from megadask.scheduling.shelf import Shelf, Slot
 from megadask.scheduling.spec import RunSpec
 from megadask.scheduling.stages import keys_sent
-from megadask.scheduling.wire import Signal
+from megadask.scheduling.wire import TRUST_S, Signal
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class ConstructorActor:
         self._marks: dict[int, Watermark] = {}
         self._reported: dict[int, Watermark] = {}
         self._tokens: dict[int, str] = {}
+        self._trusted_until = 0.0  # when what it knows of tokens may be outdated
         self._finished: set[int] = set()  # ranks that are done with their pass
         self._version = -1
         self._closed: Reply | None = None
@@ -163,15 +165,23 @@ class ConstructorActor:
 
     async def _refuse(self, rank: int, token: str, generation: int, wait_s: float) -> Reply | None:
         """Return why a call cannot be answered, after catching up with the supervisor."""
-        if self._closed is None and self._tokens.get(rank) != token:
+        while self._closed is None:
+            is_sure = time.monotonic() < self._trusted_until
+            if is_sure and self._tokens.get(rank) == token:
+                break
+            version = self._version
             if not await self._partners.supervisor("holds", rank=rank, token=token):
                 return reply("claim")
-            self._tokens[rank] = token
+            if self._version == version:  # else the answer may be older than what it knows now
+                self._tokens[rank] = token
+                break
         await self._changed.wait_until(
             lambda: self._closed is not None or self._generation >= generation, wait_s
         )
         if self._closed is not None:
             return self._closed
+        if self._tokens.get(rank) != token:
+            return reply("claim")
         if self._generation != generation:
             return reply("generation", generation=self._generation)
         return None
@@ -281,6 +291,7 @@ class ConstructorActor:
     async def _follow(self) -> None:
         """Keep up with the supervisor's record."""
         while self._closed is None:
+            asked = time.monotonic()
             news = await self._partners.supervisor(
                 "plans",
                 incarnation=self._incarnation,
@@ -296,6 +307,7 @@ class ConstructorActor:
                 self._failed = reply("closed", _error_array(news), reason="it failed")
             self._version = news["version"]
             self._tokens = dict(news["tokens"])
+            self._trusted_until = asked + TRUST_S
             if news["generation"] != self._generation:
                 self._restart(news)
             for data in news["plans"]:

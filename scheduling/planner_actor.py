@@ -18,9 +18,9 @@ from distributed import get_worker
 from megadask.planner.draw import Draw, draw
 from megadask.planner.errors import StateError
 from megadask.planner.ledger import unread_records
+from megadask.planner.onward import again, joined, next_shares, shares_of
 from megadask.planner.place import place, place_rest
 from megadask.planner.plan import Plan, draw_digest
-from megadask.planner.schedule import Schedule
 from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
 from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
 from megadask.scheduling.feed import SourceFeed
@@ -134,13 +134,14 @@ class PlannerActor:
     async def _plan(self, state: PlannerState) -> tuple[Draw, Plan]:
         """Draw and place one step."""
         spec = self._spec
-        weights = state.weights_at(state.step)
-        schedule = spec.mixture if weights is None else Schedule.constant(weights)
-        names = list(spec.lanes)
-        share_S = schedule.weights_at(state.step, names)
+        at, share_S = shares_of(state, spec.mixture, spec.rules)
         drawn = await self._draw(state, share_S)
+        while (later := next_shares(drawn, spec.mixture, spec.rules, at)) is not None:
+            at, share_S = later
+            more = await self._draw(again(state, drawn, share_S), share_S)
+            drawn = joined(drawn, more, share_S)
         total = int(share_S.sum())
-        mixture = {n: int(s) / total for n, s in zip(names, share_S, strict=True) if s}
+        mixture = {n: int(s) / total for n, s in zip(spec.lanes, share_S, strict=True) if s}
         inputs = (drawn, spec.strategy, spec.batching, spec.topology, mixture)
         if self._rest is None:
             return drawn, await asyncio.to_thread(place, *inputs)

@@ -6,7 +6,6 @@ acts on what it says. Every change is by compare-and-set on (generation, incarna
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.agreement import Agreement
 from megadask.scheduling.errors import ClaimError, ServiceError, StaleError
+from megadask.scheduling.history import chain, summary
+from megadask.scheduling.passes import Passes
 from megadask.scheduling.point import Point
 
 #: The next microbatch that a rank has not acknowledged: (step, microbatch).
@@ -38,11 +39,15 @@ class Owner:
 
 @dataclass
 class Claim:
-    """The trainer that a rank belongs to: its Dask client, its process, and its token."""
+    """The trainer that a rank belongs to: its Dask client, its process, and its token.
+
+    is_successor: whether the rank had another trainer before.
+    """
 
     client: str
     process: str
     token: str
+    is_successor: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +78,10 @@ class RunRecord:
         The step that the next commit must have.
     watermarks
         What every rank has acknowledged.
+    passes
+        How far ranks are in a pipeline that restarts; nobody moves where it does not.
+    pass_number
+        The pass that the generation is of.
     """
 
     name: str
@@ -90,7 +99,8 @@ class RunRecord:
     claims: dict[int, Claim] = field(default_factory=dict)
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     agreement: Agreement = field(init=False)
-    finished: set[int] = field(default_factory=set)
+    passes: Passes = field(init=False)
+    pass_number: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     draw_digest: str = ""
     assignment_digest: str = ""
@@ -99,13 +109,21 @@ class RunRecord:
     unread: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
+    def finished(self) -> frozenset[int]:
+        """Ranks that are done with the pass."""
+        return frozenset(self.passes.finished)
+
+    @property
     def low(self) -> Watermark:
         """What every rank that is not done with its pass has acknowledged."""
-        marks = [mark for rank, mark in self.watermarks.items() if rank not in self.finished]
+        finished = self.finished
+        marks = [mark for rank, mark in self.watermarks.items() if rank not in finished]
         return min(marks, default=(self.next_step, 0))
 
     def __post_init__(self) -> None:
         self.agreement = Agreement(self.name, self.topology.world_size)
+        self.passes = Passes(self.topology.world_size)
+        self._had_trainers: set[int] = set()
         self.open_generation(self.origin)
 
     # The planner ------------------------------------------------------------------------------
@@ -120,7 +138,7 @@ class RunRecord:
         self.plans.clear()
         self.events = [event for event in self.events if event.step >= origin.step]
         self.agreement.reset()
-        self.finished.clear()
+        self.pass_number = self.passes.current
         self.history.clear()
         self.draw_digest = self.assignment_digest = ""
         self.num_tokens = self.capacity_tokens = 0
@@ -176,12 +194,12 @@ class RunRecord:
         self._state_before[step + 1] = plan.state
         state = PlannerState.from_json(plan.state)
         self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0, state)
-        self.draw_digest = _chain(self.draw_digest, plan.draw_digest)
-        self.assignment_digest = _chain(self.assignment_digest, plan.assignment_digest)
+        self.draw_digest = chain(self.draw_digest, plan.draw_digest)
+        self.assignment_digest = chain(self.assignment_digest, plan.assignment_digest)
         self.num_tokens += plan.num_tokens
         self.capacity_tokens += plan.capacity_tokens
         if not plan.end:
-            self.history.append(_summary(plan))
+            self.history.append(summary(plan))
             del self.history[:-1000]
         return True
 
@@ -229,8 +247,11 @@ class RunRecord:
                 limit=f"process {held.process}",
                 remedy="Close that loader, or take the rank with connect(force=True).",
             )
-        self.claims[rank] = Claim(client, process, uuid.uuid4().hex)
+        token = uuid.uuid4().hex
+        self.claims[rank] = Claim(client, process, token, is_successor=rank in self._had_trainers)
+        self._had_trainers.add(rank)
         self.agreement.left(rank)
+        self.passes.left(rank)
         return self.claims[rank]
 
     def check_rank(self, rank: int) -> None:
@@ -261,13 +282,17 @@ class RunRecord:
 
     def drop_client(self, client: str) -> None:
         """Free the ranks of a trainer that is gone."""
-        for rank in [rank for rank, claim in self.claims.items() if claim.client == client]:
+        lost = [rank for rank, claim in self.claims.items() if claim.client == client]
+        for rank in lost:
             self._free(rank)
+        if lost and not self.claims:
+            self.passes.level(range(self.topology.world_size))
 
     def _free(self, rank: int) -> None:
         """Free a rank, and forget where its trainer wanted to go back to."""
         del self.claims[rank]
         self.agreement.left(rank)
+        self.passes.left(rank)
 
     def acknowledge(self, generation: int, marks: Mapping[int, Watermark]) -> None:
         """Merge watermarks by maximum, and free what every rank has behind it.
@@ -325,13 +350,13 @@ class RunRecord:
         """Whether a rank can go on from ``point`` as it is: at the generation's beginning."""
         return point == self.origin and self.watermarks[rank] == (point.step, point.microbatch)
 
-    def rewind(self, rank: int, token: str, point: Point) -> bool:
+    def rewind(self, rank: int, token: str, point: Point, *, waits: bool = True) -> bool:
         """Ask to go back to ``point``; True when a new generation is to be opened there.
 
-        Raises StateError naming the ranks when they ask for unlike points.
+        Raises StateError naming the ranks when they wait for unlike points.
         """
         self.check_token(rank, token)
-        return self.agreement.ask(rank, point, self.stands_at)
+        return self.agreement.ask(rank, point, self.stands_at, waits=waits)
 
     def may_go_on(self, rank: int, point: Point) -> bool:
         """Whether a rank that asked for ``point`` may go on from there."""
@@ -375,23 +400,3 @@ class RunRecord:
                 for step, microbatch in lowest
             ]
         )
-
-
-def _chain(digest: str, link: str) -> str:
-    return hashlib.blake2b(f"{digest}{link}".encode(), digest_size=16).hexdigest()
-
-
-def _summary(plan: Plan) -> dict[str, Any]:
-    """Return what `stats` keeps of a plan."""
-    return {
-        "step": plan.step,
-        "num_spans": plan.table.num_rows,
-        "num_tokens": int(plan.table["tokens"].sum()),
-        "num_microbatches": plan.num_microbatches,
-        "imbalance": plan.imbalance,
-        "bound": plan.bound,
-        "efficiency": plan.efficiency,
-        "draw_digest": plan.draw_digest,
-        "assignment_digest": plan.assignment_digest,
-        "mixture": dict(plan.mixture),
-    }

@@ -39,6 +39,8 @@ class Run:
         Why it was closed.
     error
         Packed error of a role that cannot go on.
+    heard
+        Incarnation of a constructor to the last version that it has taken up.
     """
 
     record: RunRecord
@@ -52,6 +54,7 @@ class Run:
     custody: asyncio.Lock = field(default_factory=asyncio.Lock)
     closed: str | None = None
     error: bytes | None = None
+    heard: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -96,11 +99,23 @@ class Run:
     async def open_generation(self, origin: Point) -> None:
         """Begin a new timeline."""
         async with self.commits:
-            self.record.open_generation(origin)
-            if self.journal is not None:
-                generation, body = self.record.generation, opening(self.header, self.record)
-                await asyncio.to_thread(self.journal.begin, generation, body)
+            await self._open(origin)
         self.bump()
+
+    async def turn_pass(self) -> None:
+        """Begin the pass that all ranks have come to, if that is another one than before."""
+        async with self.commits:
+            if self.record.pass_number == self.record.passes.current:
+                return
+            self.active = False
+            await self._open(Point.from_json(self.header["origin"]))
+        self.bump()
+
+    async def _open(self, origin: Point) -> None:
+        self.record.open_generation(origin)
+        if self.journal is not None:
+            generation, body = self.record.generation, opening(self.header, self.record)
+            await asyncio.to_thread(self.journal.begin, generation, body)
 
 
 def new_run(name: str, header: Mapping[str, Any], client: str) -> Run:

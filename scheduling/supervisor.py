@@ -63,6 +63,8 @@ class Supervisor(SchedulerPlugin):
                 run.close("the driver that called serve() is gone")
                 self._spawn(self._end(run))
             run.bump()
+            if not run.over:
+                self._spawn(run.turn_pass())
 
     async def handle(self, comm: Comm, call: str, run: str, **arguments: Any) -> Any:
         """Carry out one call about one pipeline."""

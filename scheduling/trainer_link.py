@@ -21,6 +21,7 @@ from megadask.scheduling.desk import GRACE_S, Desk
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
 from megadask.scheduling.point import Point
 from megadask.scheduling.record import Watermark
+from megadask.scheduling.turning import Turning
 
 #: How long a constructor or the supervisor holds one call before it says that it still waits.
 HOLD_S = 10.0
@@ -70,7 +71,6 @@ class TrainerLink:
         self._timeout_s = timeout_s
         self._prefetch = prefetch
         self._keys = None if keys is None else list(keys)
-        self._pending: tuple[str | None, int] | None = None  # a point asked for, refusals known
         self._facts: StepFacts | None = None
         self.wait_s = 0.0
         joined = self._desk.ask("join", client=client.id, process=process_name(), force=force)
@@ -79,7 +79,8 @@ class TrainerLink:
         self.components: dict[str, str] = joined["components"]
         self.restarts: bool = joined["restart"]
         self.place: dict[str, Any] = joined["place"]
-        self._beginning = Point.from_json(joined["beginning"])
+        beginning = Point.from_json(joined["beginning"])
+        self._turning = Turning(self._desk, self._token, joined["pass"], beginning)
         self._num_microbatches = 1
         self._inflight: dict[Watermark, Any] = {}
         self._position: Watermark
@@ -98,9 +99,8 @@ class TrainerLink:
     @property
     def point(self) -> Point:
         """The point behind everything read, or that it is about to go back to; makes no call."""
-        if self._pending is not None:
-            point = self._pending[0]
-            return self._beginning if point is None else Point.from_json(point)
+        if self._turning.target is not None:
+            return self._turning.target
         step, microbatch = self._position
         if self._position == (self._start.step, self._start.microbatch):
             return self._start
@@ -156,7 +156,8 @@ class TrainerLink:
 
     def acknowledge(self) -> None:
         """Pass on now what was used, if a constructor was ever reached; else to its successor."""
-        if self._desk.known_constructor is None or self._pending is not None or self._desk.is_over:
+        turns = self._turning.target is not None
+        if self._desk.known_constructor is None or turns or self._desk.is_over:
             return
         deadline = time.monotonic() + ACKNOWLEDGE_S
         self._look()  # a closed service says so, while a call to its actor might never end
@@ -180,15 +181,19 @@ class TrainerLink:
 
     # Going back -------------------------------------------------------------------------------
 
-    def rewind(self, point: Point | None) -> None:
-        """Ask to go back to a point, or to the pipeline's beginning; the next read waits for it."""
-        self._pending = (None if point is None else point.to_json(), -1)
-        self._ask_rewind(0.0)
+    def rewind(self, point: Point) -> None:
+        """Ask to go back to a point; the next read waits for it."""
+        if (standing := self._turning.load(point)) is not None:
+            self._stand(standing)
 
-    def finish(self) -> None:
+    def begin_pass(self) -> None:
+        """Begin the next pass at the pipeline's beginning; the next read waits until all may."""
+        self._turning.begin_pass()
+
+    def end_pass(self) -> None:
         """Say that this rank is done with its pass."""
         self._inflight.clear()
-        self._desk.ask("finish", token=self._token)
+        self._turning.end_pass()
 
     def close(self) -> None:
         """Acknowledge what was used and give the rank back."""
@@ -199,19 +204,6 @@ class TrainerLink:
         except (OSError, RuntimeError, TimeoutError):
             pass  # the service is gone, and with it all that could be given back
         self._inflight.clear()
-
-    def _ask_rewind(self, wait_s: float) -> bool:
-        assert self._pending is not None
-        point, refusals = self._pending
-        reply = self._desk.ask(
-            "rewind", wait_s=wait_s, token=self._token, point=point, refusals=refusals
-        )
-        if reply["status"] == "wait":
-            self._pending = (point, reply["refusals"])
-            return False
-        self._pending = None
-        self._stand(reply)
-        return True
 
     # The wait for a microbatch ----------------------------------------------------------------
 
@@ -231,9 +223,10 @@ class TrainerLink:
                         limit=f"{self._timeout_s:g} s",
                         remedy="See service.stats(), or raise connect(timeout=).",
                     )
-                if self._pending is not None:
-                    waiting_for = "the other ranks to load the same state"
-                    self._ask_rewind(min(HOLD_S, left))
+                if self._turning.target is not None:
+                    standing, waiting_for = self._turning.ask(min(HOLD_S, left))
+                    if standing is not None:
+                        self._stand(standing)
                     continue
                 try:
                     self._request_ahead()
@@ -300,7 +293,7 @@ class TrainerLink:
 
     def _holdup(self, last_heard: str) -> str:
         """Return what this rank waits for, by the supervisor's account."""
-        if self._pending is not None:
+        if self._turning.target is not None:
             return last_heard
         try:
             return str(self._look()["holdup"])

@@ -16,6 +16,8 @@ SUPERVISOR = "megadask"
 ARRIVAL = "megadask_arrival"
 #: Name of the handler on every worker that hosts loaders.
 LOADER_HOST = "megadask_loader"
+#: For so long a constructor goes by what it has last heard of who has which rank.
+TRUST_S = 15.0
 
 
 async def within(seconds: float, awaitable: Awaitable[T], what: str) -> T:

@@ -16,6 +16,7 @@ from megadask.planner.draw import Draw, DrawRules, Starved, draw
 from megadask.planner.ids import Verdict
 from megadask.planner.lines import Rows
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata
+from megadask.planner.onward import again, joined, next_shares, shares_of
 from megadask.planner.place import place
 from megadask.planner.plan import Plan
 from megadask.planner.schedule import Schedule, StepSchedule
@@ -173,31 +174,36 @@ class Driver:
     def draw(self) -> Draw:
         """Draw the next step and go on behind it."""
         names = [source.name for source in self.sources]
-        weights = self.state.weights_at(self.state.step)
-        schedule = self._schedule if weights is None else Schedule.constant(weights)
-        share_S = schedule.weights_at(self.state.step, names)
-        active = [s for s, share in zip(self.sources, share_S, strict=True) if share]
-        for source in active:
-            if source.name not in self._feeds:
-                epochs = None if self.rules.stop == "repeat" else self.rules.epochs
-                state = self.state.sources[source.name]
-                self._feeds[source.name] = MemoryFeed(source, state, epochs)
-            feed = self._feeds[source.name]
-            if self._chunk() % 3 == 0 and feed.rows.table.num_rows < 2 * source.num_records:
-                feed.fetch(self._chunk())  # more than is needed, also of the next epoch
-        while True:
-            rows = {source.name: self._feeds[source.name].rows for source in active}
-            drawn = draw(self.state, rows, share_S, self.rules)
-            if not isinstance(drawn, Starved):
-                break
-            assert drawn.source in drawn.wanted
-            self._feeds[drawn.source].fetch(self._chunk())
+        at, share_S = shares_of(self.state, self._schedule, self.rules)
+        drawn = self._draw(self.state, share_S)
+        while (later := next_shares(drawn, self._schedule, self.rules, at)) is not None:
+            at, share_S = later
+            more = self._draw(again(self.state, drawn, share_S), share_S)
+            drawn = joined(drawn, more, share_S)
         self.state = drawn.state
         for name, feed in self._feeds.items():
             feed.trim(self.state.sources[name])
         total = int(share_S.sum())
         self.mixture = {n: int(s) / total for n, s in zip(names, share_S, strict=True) if s}
         return drawn
+
+    def _draw(self, state: PlannerState, share_S: NDArray[np.int64]) -> Draw:
+        active = [s for s, share in zip(self.sources, share_S, strict=True) if share]
+        for source in active:
+            if source.name not in self._feeds:
+                epochs = None if self.rules.stop == "repeat" else self.rules.epochs
+                own = state.sources[source.name]
+                self._feeds[source.name] = MemoryFeed(source, own, epochs)
+            feed = self._feeds[source.name]
+            if self._chunk() % 3 == 0 and feed.rows.table.num_rows < 2 * source.num_records:
+                feed.fetch(self._chunk())  # more than is needed, also of the next epoch
+        while True:
+            rows = {source.name: self._feeds[source.name].rows for source in active}
+            drawn = draw(state, rows, share_S, self.rules)
+            if not isinstance(drawn, Starved):
+                return drawn
+            assert drawn.source in drawn.wanted
+            self._feeds[drawn.source].fetch(self._chunk())
 
     def plan(self) -> Plan:
         """Draw and place the next step."""

@@ -207,3 +207,21 @@ def test_every_export_resolves_and_is_listed(package: str) -> None:
         "assert not hasattr(p, 'no_such_name')\n"
     )
     assert package.partition(".")[0] in loaded_by(code)
+
+
+def test_no_dask_cluster_of_ours_listens_beyond_this_machine() -> None:
+    """Dask's own default is a dashboard on port 8787 of every interface."""
+    calls = [
+        (path, node)
+        for path in sources("megadask", "tests", "benchmarks")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "LocalCluster"
+    ]
+    assert calls
+    for path, node in calls:
+        named = {word.arg: ast.unparse(word.value) for word in node.keywords if word.arg}
+        where = f"{path.relative_to(ROOT)}:{node.lineno}"
+        assert named.get("dashboard_address") in ("'127.0.0.1:0'", "loopback"), where
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        text = path.read_text()
+        assert text.count("LocalCluster(") == text.count('dashboard_address=\\"127.0.0.1:0\\"')

@@ -40,8 +40,9 @@ def use():
     import megadask.scheduling
     from megadask.planner.ids import SampleId
     return SampleId("web", 0, 1, 2)
-options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
-with LocalCluster(processes=True, **options) as cluster, Client(cluster) as client:
+options = {"n_workers": 1, "threads_per_worker": 1, "host": "127.0.0.1"}
+made = LocalCluster(processes=True, dashboard_address="127.0.0.1:0", **options)
+with made as cluster, Client(cluster) as client:
     print(client.submit(use).result(timeout=60))
 """
 

@@ -105,6 +105,7 @@ def test_a_cluster_of_separate_processes(name: str, whole: list[list[Seen]]) -> 
         worker = Process(
             *("-m", "distributed.cli.dask_worker", address, "--no-nanny", "--no-dashboard"),
             *("--host", "127.0.0.1", "--nthreads", "1"),
+            *("--dashboard-address", "127.0.0.1:0"),
         )
         with Client(address, set_as_default=False, timeout=20) as client:
             client.wait_for_workers(1, timeout=40)

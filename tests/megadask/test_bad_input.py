@@ -242,6 +242,7 @@ def stranger(tmp_path: Path) -> Iterator[tuple[Client, str]]:
         worker = Process(
             *("-m", "distributed.cli.dask_worker", client.scheduler.address),
             *("--no-nanny", "--name", "stranger", "--no-dashboard", "--nthreads", "1"),
+            *("--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"),
             *("--local-directory", str(tmp_path)),
             environ={"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"},
         )

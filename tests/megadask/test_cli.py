@@ -54,6 +54,7 @@ def test_version_and_help_come_without_dask() -> None:
         ["--help"],
         ["demo", "--help"],
         ["simulate", "--help"],
+        ["look", "--help"],
         ["index", "--help"],
     ):
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)

@@ -296,7 +296,7 @@ def test_a_rank_that_is_done_does_not_hold_back_the_others() -> None:
     for _ in range(5):
         run.commit()
     run.acknowledge((1, 2))
-    run.record.finished.add(0)
+    run.record.passes.end(0, 0)
     run.acknowledge((1, 2), (4, 0), (4, 0), (4, 0))
     record = run.record
     assert record.low == (4, 0)
@@ -404,6 +404,54 @@ def test_unequal_points_are_named_with_their_ranks() -> None:
     assert run.record.agreement.num_refusals == 1
     # Nothing of it is left: all may ask anew.
     assert [run.record.rewind(rank, tokens[rank], one) for rank in range(4)] == [False] * 3 + [True]
+
+
+def test_what_a_rank_does_not_wait_for_contradicts_nobody() -> None:
+    """Rank 0 loads one state and another at once; rank 1 is still at the first one."""
+    run = Run()
+    for _ in range(3):
+        run.commit()
+    run.acknowledge((1, 0))
+    tokens = run.join()
+    one, other = run.record.point_at((1, 1)), run.record.point_at((2, 0))
+    for point in (one, other):
+        assert not run.record.rewind(0, tokens[0], point, waits=False)
+    assert not run.record.rewind(0, tokens[0], other)  # now it reads
+    for rank in (1, 2, 3):
+        assert not run.record.rewind(rank, tokens[rank], one, waits=False)
+    assert [run.record.rewind(rank, tokens[rank], other) for rank in (1, 2, 3)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_rank_that_gave_up_waiting_contradicts_nobody() -> None:
+    run = Run()
+    for _ in range(3):
+        run.commit()
+    run.acknowledge((1, 0))
+    tokens = run.join()
+    one, other = run.record.point_at((1, 1)), run.record.point_at((2, 0))
+    run.record.rewind(0, tokens[0], one)
+    run.record.agreement.rest(0)
+    assert [run.record.rewind(rank, tokens[rank], other) for rank in (1, 2, 3, 0)] == [
+        *[False] * 3,
+        True,
+    ]
+
+
+def test_a_rank_waits_for_all_that_have_to_come_back() -> None:
+    """Going on as it is, it could not come back with a rank that is elsewhere and has asked."""
+    run = Run()
+    run.commit()
+    tokens = run.join()
+    origin = run.record.origin
+    run.acknowledge((0, 0), (0, 1), (0, 0), (0, 0))
+    for rank in (1, 0):
+        assert not run.record.rewind(rank, tokens[rank], origin)
+    assert not run.record.may_go_on(0, origin)
+    assert [run.record.rewind(rank, tokens[rank], origin) for rank in (2, 3)] == [False, True]
 
 
 def test_equal_steps_of_unlike_runs_are_unequal_points() -> None:
