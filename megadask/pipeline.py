@@ -104,6 +104,24 @@ class Pipeline:
         shape = ", ".join(f"{s.name} ({s.num_lanes} lanes)" for s in self.sources)
         return f"Pipeline of {shape}; {self.topology}; {self.batching}; digest {self.digest}"
 
+    @classmethod
+    def from_yaml(cls, path: str) -> Pipeline:
+        """Return the pipeline that a YAML file declares; docs/pipeline_file.md has the form.
+
+        Parameters
+        ----------
+        path
+            Local, or any that fsspec opens. Paths in the file are relative to the working folder.
+
+        Raises
+        ------
+        ConfigError
+            Naming the place in the file, and what is wrong there.
+        """
+        from megadask import pipeline_file
+
+        return pipeline_file.call(path, cls, pipeline_file.load(path))  # type: ignore[no-any-return]
+
     @cached_property
     def frozen_strategy(self) -> Strategy:
         """What the strategy recorded."""
