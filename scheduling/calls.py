@@ -115,9 +115,18 @@ async def plans(
         "tokens": [[rank, claim.token] for rank, claim in record.claims.items()],
         "marks": [[rank, *mark] for rank, mark in record.watermarks.items()],
         "finished": sorted(record.finished),
+        "hold": None if record.hold is None else [record.hold.number, record.hold.step],
         "error": run.error,
         "plans": [record.plans[step].data for step in sorted(record.plans) if step >= first],
     }
+
+
+async def reached(run: Run, incarnation: str, number: int, step: int) -> None:
+    """Take a constructor's word of which step, of a delivery held back, it has given nothing."""
+    hold = run.record.hold
+    if hold is not None and hold.number == number:
+        hold.reached[incarnation] = step
+        run.bump()
 
 
 async def acknowledge(run: Run, generation: int, marks: list[list[int]]) -> None:
@@ -166,6 +175,8 @@ async def look(
     """
 
     def is_served() -> bool:
+        if token in run.record.resharded:
+            return True  # the mesh may have no such rank any more
         owner = run.record.constructor_of(rank)
         return owner is not None and actor_key(owner.incarnation) != lost
 
@@ -288,6 +299,7 @@ CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
         owners,
         plans,
         pull,
+        reached,
         rewind,
     )
 }

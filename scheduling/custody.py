@@ -36,28 +36,27 @@ class Custody:
                     part = tuple(range(first, lanes, count))
                     start = partial(self._new_loader, run, source)
                     record.loaders[source, part] = await self._cast(run, start, worker)
-            buckets = range(record.topology.num_buckets(record.axis))
-            count = min(header["constructors"], len(buckets))
-            places = spread([1] * (count + 1), workers, {})
-            for first in range(count):
-                part = tuple(buckets[first::count])
-                start = partial(self._new_constructor, run, part)
-                record.constructors[part] = await self._cast(run, start, places[first])
-            record.planner = await self._cast(run, partial(self._new_planner, run), places[count])
-            run.bump()
+            await self._cast_actors(run, workers)
+
+    async def recast(self, run: Run) -> None:
+        """Put new actors in the place of all that there are; for whoever holds ``run.custody``."""
+        await self._end_actors(run)
+        try:
+            await self._cast_actors(run, self._roles.workers())
+        except Exception as error:
+            run.error = pack_error(error)
+            run.close("its roles could not be started on the new topology")
+            raise
 
     async def end(self, run: Run) -> None:
         """Let all roles go."""
         async with run.custody:
             record = run.record
-            actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
             await asyncio.gather(
-                *(self._roles.stop_actor(run.name, owner) for owner in actors),
+                self._end_actors(run),
                 *(self._roles.stop_loader(owner) for owner in record.loaders.values()),
             )
-            record.constructors.clear()
             record.loaders.clear()
-            record.planner = None
 
     async def recover(self, run: Run, worker: str) -> None:
         """Re-create on other workers what a lost worker held; a run that cannot have it ends."""
@@ -83,6 +82,27 @@ class Custody:
         ]
         planner = record.planner.address if record.planner else None
         return {"loaders": loaders, "constructors": constructors, "planner": planner}
+
+    async def _cast_actors(self, run: Run, workers: Sequence[str]) -> None:
+        """Create the constructors and the planner, spread over workers."""
+        record = run.record
+        buckets = range(record.topology.num_buckets(record.axis))
+        count = min(run.header["constructors"], len(buckets))
+        places = spread([1] * (count + 1), workers, {})
+        for first in range(count):
+            part = tuple(buckets[first::count])
+            start = partial(self._new_constructor, run, part)
+            record.constructors[part] = await self._cast(run, start, places[first])
+        record.planner = await self._cast(run, partial(self._new_planner, run), places[count])
+        run.bump()
+
+    async def _end_actors(self, run: Run) -> None:
+        """Let the constructors and the planner go."""
+        record = run.record
+        actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
+        record.constructors.clear()
+        record.planner = None
+        await asyncio.gather(*(self._roles.stop_actor(run.name, owner) for owner in actors))
 
     async def _replace(self, run: Run, worker: str) -> None:
         record = run.record

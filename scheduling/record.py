@@ -21,7 +21,8 @@ from megadask.planner.plan import Plan
 from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.agreement import Agreement
-from megadask.scheduling.errors import ClaimError, ServiceError, StaleError
+from megadask.scheduling.errors import ClaimError, ReshardedError, ServiceError, StaleError
+from megadask.scheduling.hold import Hold
 from megadask.scheduling.point import Point
 
 #: The next microbatch that a rank has not acknowledged: (step, microbatch).
@@ -73,6 +74,10 @@ class RunRecord:
         The step that the next commit must have.
     watermarks
         What every rank has acknowledged.
+    hold
+        What constructors hold back while the topology is about to change.
+    resharded
+        Token of a trainer of an earlier topology to the first step of the one after it.
     """
 
     name: str
@@ -90,6 +95,8 @@ class RunRecord:
     claims: dict[int, Claim] = field(default_factory=dict)
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     agreement: Agreement = field(init=False)
+    hold: Hold | None = None
+    resharded: dict[str, int] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     history: list[dict[str, Any]] = field(default_factory=list)
     draw_digest: str = ""
@@ -103,6 +110,7 @@ class RunRecord:
         return min(marks, default=(self.next_step, 0))
 
     def __post_init__(self) -> None:
+        self._num_holds = 0
         self.agreement = Agreement(self.name, self.topology.world_size)
         self.open_generation(self.origin)
 
@@ -136,9 +144,10 @@ class RunRecord:
     @property
     def ended(self) -> bool:
         """Whether the end of the data is committed."""
-        return self._is_end(self.next_step - 1)
+        return self.is_end(self.next_step - 1)
 
-    def _is_end(self, step: int) -> bool:
+    def is_end(self, step: int) -> bool:
+        """Whether the data ends before ``step``, by a committed plan."""
         committed = self.plans.get(step)
         return committed is not None and committed.plan.end
 
@@ -198,6 +207,34 @@ class RunRecord:
         self.events.append(MixtureEvent(step=step, weights=dict(weights)))
         return step
 
+    # Another topology -------------------------------------------------------------------------
+
+    @property
+    def constructor_lives(self) -> list[str]:
+        """Incarnations of the present constructors."""
+        return [owner.incarnation for owner in self.constructors.values()]
+
+    @property
+    def first_whole_step(self) -> int:
+        """The first step of the generation that begins with its first microbatch."""
+        return self.origin.step + (self.origin.microbatch > 0)
+
+    def hold_delivery(self) -> Hold:
+        """Let constructors hand out nothing, until the hold has a step or is lifted."""
+        self._num_holds += 1
+        self.hold = Hold(self._num_holds)
+        return self.hold
+
+    def reshard(self, step: int, topology: ClientPlaceTree, axis: Any) -> None:
+        """Go on with ``step``, of which nothing was delivered, on another topology."""
+        assert self.low >= (step, 0)
+        self.resharded |= dict.fromkeys((claim.token for claim in self.claims.values()), step)
+        self.claims.clear()
+        self.topology, self.axis = topology, axis
+        self.agreement = Agreement(self.name, topology.world_size)
+        self.hold = None
+        self.open_generation(Point(step=step, state=self._state_before[step]))
+
     def is_actor(self, incarnation: str) -> bool:
         """Whether this is the present life of the planner or of a constructor."""
         owners = [*self.constructors.values(), *([self.planner] if self.planner else [])]
@@ -205,8 +242,12 @@ class RunRecord:
 
     def constructor_of(self, rank: int) -> Owner | None:
         """Return the constructor that serves a rank, None while there is none."""
-        bucket = self.topology.bucket_of(rank, self.axis)
+        bucket = self.bucket_of(rank)
         return next((o for part, o in self.constructors.items() if bucket in part), None)
+
+    def bucket_of(self, rank: int) -> int:
+        """Return the bucket that a rank consumes."""
+        return self.topology.bucket_of(rank, self.axis)
 
     # The ranks --------------------------------------------------------------------------------
 
@@ -240,7 +281,12 @@ class RunRecord:
             )
 
     def check_token(self, rank: int, token: str) -> None:
-        """Raise ClaimError if the rank was taken over."""
+        """Raise ClaimError if the rank was taken over, ReshardedError if it is of another mesh."""
+        if token in self.resharded:
+            raise ReshardedError(
+                f"{self.name} has another topology from step {self.resharded[token]} on",
+                remedy="Connect again, with the rank that this process has in it.",
+            )
         claim = self.claims.get(rank)
         if claim is None or claim.token != token:
             raise ClaimError(
@@ -282,7 +328,7 @@ class RunRecord:
         # Where a rank stands can always be told, also of one that is done with its pass.
         held = {step for step, _ in self.watermarks.values()}
         for step in [step for step in self._state_before if step < self.low[0]]:
-            if step not in held and not self._is_end(step):
+            if step not in held and not self.is_end(step):
                 self.plans.pop(step, None)
                 del self._state_before[step]
 

@@ -97,9 +97,29 @@ class Run:
         """Begin a new timeline."""
         async with self.commits:
             self.record.open_generation(origin)
-            if self.journal is not None:
-                generation, body = self.record.generation, opening(self.header, self.record)
-                await asyncio.to_thread(self.journal.begin, generation, body)
+            await self._begin_journal()
+        self.bump()
+
+    async def _begin_journal(self) -> None:
+        """Begin the chain of the record's generation."""
+        if self.journal is not None:
+            generation, body = self.record.generation, opening(self.header, self.record)
+            await asyncio.to_thread(self.journal.begin, generation, body)
+
+    async def reshard(
+        self, step: int, topology: ClientPlaceTree, changes: Mapping[str, Any]
+    ) -> None:
+        """Commit another topology, from a step on; what cannot be written ends the run."""
+        axis = changes["axis"]
+        async with self.commits:
+            self.header = {**self.header, **changes}
+            self.record.reshard(step, topology, axis if isinstance(axis, str) else tuple(axis))
+            try:
+                await self._begin_journal()
+            except ServiceError as error:
+                self.error = pack_error(error)
+                self.close("its journal cannot be written")
+                raise
         self.bump()
 
 

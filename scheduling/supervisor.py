@@ -17,6 +17,7 @@ from distributed.metrics import time
 from megadask.scheduling.calls import CALLS
 from megadask.scheduling.custody import Custody
 from megadask.scheduling.errors import ClosedError, ServiceError
+from megadask.scheduling.resharding import reshard
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
 from megadask.scheduling.wire import ARRIVAL, SUPERVISOR
@@ -93,6 +94,8 @@ class Supervisor(SchedulerPlugin):
             return known.record.audit()
         if call == "stats":
             return await self._stats(known)
+        if call == "reshard":
+            return await reshard(known, self._custody, **arguments)
         if call == "join":
             self._drop_lapsed(known)
         return await CALLS[call](known, **arguments)
