@@ -251,6 +251,7 @@ class Service:
             "components": pipeline.components,
             "lanes": {name: source.num_lanes for name, source in sources.items()},
             "loaders": {name: source.loaders for name, source in sources.items()},
+            "shadows": {name: source.shadows for name, source in sources.items()},
             "source_bytes": {name: source.size_bytes for name, source in sources.items()},
             "source_blobs": {
                 name: cloudpickle.dumps(one) for name, one in pipeline.source_specs().items()

@@ -47,6 +47,7 @@ async def pull(
     order: dict[str, Any] = {
         "status": "plan",
         "generation": record.generation,
+        "num_casts": record.num_casts,
         "events": [[event.step, dict(event.weights)] for event in record.events],
     }
     if generation != record.generation or next_step != record.next_step:
@@ -144,10 +145,25 @@ async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
     """Tell a planner or constructor who owns which lanes."""
     await run.changed.wait_until(lambda: run.version > newer_than, wait_s)
     run.check_open()
-    loaders: dict[str, list[list[Any]]] = {source: [] for source in run.record.lanes}
-    for (source, lanes), owner in run.record.loaders.items():
+    record = run.record
+    loaders: dict[str, list[list[Any]]] = {source: [] for source in record.lanes}
+    shadows: dict[str, list[list[Any]]] = {source: [] for source in record.lanes}
+    for (source, lanes), owner in record.loaders.items():
         loaders[source].append([list(lanes), owner.address, owner.incarnation])
-    return {"version": run.version, "loaders": loaders}
+    for (source, lanes), standbys in record.shadows.items():
+        for owner in standbys:
+            shadows[source].append([list(lanes), owner.address, owner.incarnation])
+    return {"version": run.version, "loaders": loaders, "shadows": shadows}
+
+
+async def shadow_differs(run: Run, incarnation: str, shadow: str, what: str) -> None:
+    """Take a planner's word that a standby reads other samples than its primary; it is no more."""
+    run.record.check_planner(incarnation)
+    owner = run.record.drop_shadow(shadow)
+    if owner is not None:
+        logger.error("%s: a shadow on %s was dropped: %s", run.name, owner.address, what)
+        run.record.note("shadow dropped", worker=owner.address, reason=what)
+        run.bump()
 
 
 async def join(run: Run, rank: int, client: str, process: str, force: bool) -> dict[str, Any]:
@@ -301,5 +317,6 @@ CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
         pull,
         reached,
         rewind,
+        shadow_differs,
     )
 }

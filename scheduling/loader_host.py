@@ -58,7 +58,7 @@ class LoaderHost(WorkerPlugin):
             self._release(incarnation)
 
     async def handle(self, call: str, incarnation: str, **arguments: Any) -> Any:
-        """Carry out one call: open, describe, serve, status or release a loader."""
+        """Carry out one call: open, describe, serve, promote, status or release a loader."""
         if call == "open":
             return await self._open(incarnation, **arguments)
         if call == "release":
@@ -76,7 +76,9 @@ class LoaderHost(WorkerPlugin):
             hosted.thread, partial(method, hosted.loader, **arguments)
         )
 
-    async def _open(self, incarnation: str, blob: bytes, limit_bytes: int) -> str | None:
+    async def _open(
+        self, incarnation: str, blob: bytes, limit_bytes: int, standby: bool
+    ) -> str | None:
         """Open a loader; return what is wrong with its source, if anything.
 
         An exception would reach the scheduler as text alone, without its class.
@@ -91,7 +93,8 @@ class LoaderHost(WorkerPlugin):
         except Exception as error:  # unpickling runs imports, which may raise anything
             thread.shutdown(wait=False)
             return f"{type(error).__name__}: {error}"
-        self._hosted[incarnation] = _Hosted(SourceLoader(spec, limit_bytes), thread)
+        loader = SourceLoader(spec, limit_bytes, standby=standby)
+        self._hosted[incarnation] = _Hosted(loader, thread)
         return None
 
     def _release(self, incarnation: str) -> None:
@@ -125,6 +128,10 @@ def _serve(loader: SourceLoader, wanted: dict[str, Any]) -> dict[str, Any]:
     return loader.serve(Metadata.unpack(wanted))
 
 
+def _promote(loader: SourceLoader) -> None:
+    loader.cache.standby = False
+
+
 def _status(loader: SourceLoader) -> dict[str, Any]:
     return {
         "source": loader.spec.name,
@@ -136,8 +143,9 @@ def _status(loader: SourceLoader) -> dict[str, Any]:
     }
 
 
-_CALLS: dict[str, Callable[..., dict[str, Any]]] = {
+_CALLS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "describe": _describe,
+    "promote": _promote,
     "serve": _serve,
     "status": _status,
 }

@@ -27,6 +27,8 @@ from megadask.scheduling.point import Point
 
 #: The next microbatch that a rank has not acknowledged: (step, microbatch).
 Watermark = tuple[int, int]
+#: So many events are kept for `stats`.
+MOST_NEWS = 1000
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,12 @@ class RunRecord:
         The Planner that may commit.
     loaders
         (source, lanes) to their owner.
+    shadows
+        (source, lanes) to the standbys that follow their owner.
+    news
+        What befell the roles, newest last.
+    num_casts
+        Changes of who holds which role.
     plans
         Committed plans that some rank has not yet acknowledged, by step.
     next_step
@@ -88,6 +96,7 @@ class RunRecord:
     generation: int = 0
     planner: Owner | None = None
     loaders: dict[tuple[str, tuple[int, ...]], Owner] = field(default_factory=dict)
+    shadows: dict[tuple[str, tuple[int, ...]], list[Owner]] = field(default_factory=dict)
     constructors: dict[tuple[int, ...], Owner] = field(default_factory=dict)
     plans: dict[int, Committed] = field(default_factory=dict)
     next_step: int = 0
@@ -102,6 +111,8 @@ class RunRecord:
     draw_digest: str = ""
     assignment_digest: str = ""
     unread: Mapping[str, int | None] = field(default_factory=dict)
+    news: list[dict[str, Any]] = field(default_factory=list)
+    num_casts: int = 0
 
     @property
     def low(self) -> Watermark:
@@ -234,6 +245,20 @@ class RunRecord:
         self.agreement = Agreement(self.name, topology.world_size)
         self.hold = None
         self.open_generation(Point(step=step, state=self._state_before[step]))
+
+    def note(self, what: str, **facts: Any) -> None:
+        """Add to the news; the oldest go."""
+        self.news.append({"event": what, "next_step": self.next_step, **facts})
+        del self.news[:-MOST_NEWS]
+
+    def drop_shadow(self, incarnation: str) -> Owner | None:
+        """Forget a standby; return it, if there was one of this life."""
+        for standbys in self.shadows.values():
+            for owner in standbys:
+                if owner.incarnation == incarnation:
+                    standbys.remove(owner)
+                    return owner
+        return None
 
     def is_actor(self, incarnation: str) -> bool:
         """Whether this is the present life of the planner or of a constructor."""

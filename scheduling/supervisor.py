@@ -39,6 +39,7 @@ class Supervisor(SchedulerPlugin):
         self._ended: dict[str, str] = {}  # name of a run that is gone to why it ended
         self._roles = Roles(scheduler)
         self._custody = Custody(self._roles)
+        self._roles.on_arrival = self._worker_came
         self._tasks: set[asyncio.Task[None]] = set()
         scheduler.handlers[SUPERVISOR] = self.handle
         scheduler.handlers[ARRIVAL] = self._roles.worker_came
@@ -55,6 +56,12 @@ class Supervisor(SchedulerPlugin):
         for run in self._runs.values():
             if not run.over:
                 self._spawn(self._custody.recover(run, worker))
+
+    def _worker_came(self) -> None:
+        """Let shadows begin that had no worker."""
+        for run in self._runs.values():
+            if not run.over and any(run.header["shadows"].values()):
+                self._spawn(self._custody.tend(run))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Free the ranks of a trainer that is gone; close the services of a driver that is."""
