@@ -23,8 +23,9 @@ from megadask.planner.ids import SampleId, Verdict
 from megadask.planner.metadata import Ragged
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.errors import SourceError
-from megadask.scheduling.lanes import Read, Sample, item_lengths, lane_shards, read_lane
+from megadask.scheduling.lanes import Read, lane_shards, read_lane
 from megadask.scheduling.reading import Shard
+from megadask.scheduling.samples import Sample, item_lengths
 from megadask.scheduling.spec import SourceSpec
 from megadask.source import Source
 

@@ -17,6 +17,7 @@ from megadask.pipeline import Pipeline
 from megadask.planner.errors import ConfigError, StateError
 from megadask.planner.schedule import Schedule
 from megadask.planner.state import PlannerState, check_lanes
+from megadask.planner.topology import ClientPlaceTree
 from megadask.planner.weights import check_names
 from megadask.saved import read_saved
 from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError, WorkerError
@@ -120,6 +121,7 @@ class Service:
         self.name = name
         self.address = str(client.scheduler.address)  # of the Dask scheduler, for `connect`
         self.pipelines: dict[str, Pipeline] = {}
+        self._hosting: dict[str, tuple[Limits, int | None]] = {}  # limits, constructors asked for
         self._idents: dict[str, str] = {}  # a service of the same name may take the place of this
         self._client = client
         self._timeout_s = timeout
@@ -151,6 +153,45 @@ class Service:
         Schedule.constant(dict(weights))
         plain = {name: float(weight) for name, weight in weights.items()}
         return int(self._ask(pipeline, "event", weights=plain, at_step=at_step))
+
+    def reshard(
+        self,
+        topology: ClientPlaceTree,
+        pipeline: str | None = None,
+        *,
+        timeout: float = 120.0,
+    ) -> int:
+        """Give a running pipeline another topology.
+
+        The ranks finish the steps that they have begun to receive. Then every loader raises
+        ReshardedError at the same step, where its `state_dict` stands; connect again, with the
+        ranks of the new topology. What the steps consist of does not change.
+
+        Parameters
+        ----------
+        topology
+            The new mesh.
+        timeout
+            How long the ranks may take for that, in seconds.
+
+        Returns
+        -------
+        int
+            The first step that is placed on the new topology. It is committed when this returns.
+
+        Raises
+        ------
+        ConfigError
+            The pipeline cannot run on that mesh.
+        DeadlineError
+            Some ranks did not finish in time; they are named, and nothing has changed.
+        """
+        declared = replace(self._pipeline(pipeline), topology=topology)
+        key = pipeline or MAIN
+        changes = _of_topology(declared, *self._hosting[key])
+        step = self._ask(pipeline, "reshard", may_take_s=timeout, changes=changes, wait_s=timeout)
+        self.pipelines[key] = declared
+        return int(step)
 
     def audit(self, pipeline: str | None = None) -> dict[str, Any]:
         """Return what was planned, delivered, repeated, lost, skipped, filtered and unread.
@@ -207,25 +248,20 @@ class Service:
         limits: Limits,
         several: bool,
     ) -> None:
-        spec = pipeline.run_spec(limits)
         sources = {source.name: source for source in pipeline.sources}
         self._idents[key] = uuid.uuid4().hex
+        self._hosting[key] = (limits, constructors)
         header = {
+            **_of_topology(pipeline, limits, constructors),
             "ident": self._idents[key],
             "components": pipeline.components,
-            "topology": pipeline.topology.to_dict(),
-            "axis": spec.strategy.axis,
-            "broadcast_axes": list(spec.strategy.broadcast_axes),
-            "keys": spec.array_keys,
-            "collates": spec.collate is not None,
-            "lanes": dict(spec.lanes),
+            "lanes": {name: source.num_lanes for name, source in sources.items()},
             "loaders": {name: source.loaders for name, source in sources.items()},
+            "shadows": {name: source.shadows for name, source in sources.items()},
             "source_bytes": {name: source.size_bytes for name, source in sources.items()},
-            "blob": cloudpickle.dumps(spec),
             "source_blobs": {
                 name: cloudpickle.dumps(one) for name, one in pipeline.source_specs().items()
             },
-            "constructors": constructors or -(-spec.num_buckets // 8),
             "loader_bytes": limits.loader_bytes,
             "lead_steps": limits.lead_steps,
             "lease_s": limits.lease_s,
@@ -249,7 +285,7 @@ class Service:
                 limit=f"one of {sorted(self.pipelines)}" if self.pipelines else "it is closed",
             ) from None
 
-    def _ask(self, key: str | None, call: str, **arguments: Any) -> Any:
+    def _ask(self, key: str | None, call: str, *, may_take_s: float = 0.0, **arguments: Any) -> Any:
         self._pipeline(key)
         if self._client.scheduler is None:
             raise ClosedError(
@@ -259,16 +295,31 @@ class Service:
             )
         handler = getattr(self._client.scheduler, SUPERVISOR)
         arguments |= {"run": run_name(self.name, key), "ident": self._idents[key or MAIN]}
+        limit_s = self._timeout_s + may_take_s
         try:
-            return self._client.sync(
-                handler, call=call, **arguments, callback_timeout=self._timeout_s
-            )
+            return self._client.sync(handler, call=call, **arguments, callback_timeout=limit_s)
+        except DeadlineError:
+            raise  # the supervisor's own
         except TimeoutError as error:
             raise DeadlineError(
                 f"the supervisor does not answer {call!r}",
-                limit=f"{self._timeout_s:g} s",
+                limit=f"{limit_s:g} s",
                 remedy="See whether the Dask scheduler is alive, or raise serve(timeout=).",
             ) from error
+
+
+def _of_topology(pipeline: Pipeline, limits: Limits, constructors: int | None) -> dict[str, Any]:
+    """Return the fields of a run's header that depend on the topology."""
+    spec = pipeline.run_spec(limits)
+    return {
+        "topology": pipeline.topology.to_dict(),
+        "axis": spec.strategy.axis,
+        "broadcast_axes": list(spec.strategy.broadcast_axes),
+        "keys": spec.array_keys,
+        "collates": spec.collate is not None,
+        "blob": cloudpickle.dumps(spec),
+        "constructors": constructors or -(-spec.num_buckets // 8),
+    }
 
 
 def _origin(pipeline: Pipeline, state: Mapping[str, Any] | None) -> Point:

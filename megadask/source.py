@@ -37,6 +37,10 @@ class Source:
         to the order of the data: changing it changes what a step consists of.
     loaders
         Source Loaders that share the lanes. Changes nothing but speed.
+    shadows
+        Hot standbys of every Source Loader, each on a worker of its own (on another host, where
+        there is one): they read the same, which is compared, and the first one takes over at once
+        when its loader is lost. Each may hold ``Limits(loader_bytes=)`` of samples more.
     on_error
         What a record that cannot be decoded or transformed does: ``"raise"`` ends the run with the
         record's own error, ``"skip"`` passes it over and counts it.
@@ -75,6 +79,7 @@ class Source:
     transform: Transform | Callable[..., Any] | None = None
     lanes: int = 16
     loaders: int = 1
+    shadows: int = 0
     on_error: OnError = "raise"
     max_consecutive_errors: int = 100
     metadata: tuple[str, ...] = ()
@@ -90,11 +95,13 @@ class Source:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or "/" in self.name:
             raise ConfigError("Source(name)", got=repr(self.name), limit="a string without '/'")
-        for what in ("lanes", "loaders", "max_consecutive_errors"):
-            value = getattr(self, what)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        for what in ("lanes", "loaders", "shadows", "max_consecutive_errors"):
+            value, least = getattr(self, what), int(what != "shadows")
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(
-                    f"Source({self.name!r}, {what}=)", got=repr(value), limit="an integer >= 1"
+                    f"Source({self.name!r}, {what}=)",
+                    got=repr(value),
+                    limit=f"an integer >= {least}",
                 )
         if not isinstance(self.shuffle, int) or self.shuffle < 0:
             raise ConfigError(

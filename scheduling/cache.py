@@ -11,10 +11,18 @@ class SampleCache:
     """Samples by key. What was served goes first; what does not fit is not kept.
 
     A cache miss is never an error: samples can be read again by their id.
+
+    Parameters
+    ----------
+    limit_bytes
+        Of all samples together.
+    standby
+        Whether nothing is served from it for now: then the oldest samples make room for new ones.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, standby: bool = False) -> None:
         self.limit_bytes = limit_bytes
+        self.standby = standby
         self.bytes = 0
         self._fresh: dict[Hashable, tuple[Mapping[str, Any], int]] = {}
         self._served: OrderedDict[Hashable, tuple[Mapping[str, Any], int]] = OrderedDict()
@@ -28,6 +36,9 @@ class SampleCache:
             return
         while self._served and self.bytes + size_bytes > self.limit_bytes:
             _, (_, freed) = self._served.popitem(last=False)
+            self.bytes -= freed
+        while self.standby and self._fresh and self.bytes + size_bytes > self.limit_bytes:
+            _, freed = self._fresh.pop(next(iter(self._fresh)))
             self.bytes -= freed
         if self.bytes + size_bytes <= self.limit_bytes:
             self._fresh[key] = (sample, size_bytes)

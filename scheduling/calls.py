@@ -48,6 +48,7 @@ async def pull(
     order: dict[str, Any] = {
         "status": "plan",
         "generation": record.generation,
+        "num_casts": record.num_casts,
         "events": [[event.step, dict(event.weights)] for event in record.events],
     }
     if generation != record.generation or next_step != record.next_step:
@@ -118,9 +119,18 @@ async def plans(
         "tokens": [[rank, claim.token] for rank, claim in record.claims.items()],
         "marks": [[rank, *mark] for rank, mark in record.watermarks.items()],
         "finished": sorted(record.finished),
+        "hold": None if record.hold is None else [record.hold.number, record.hold.step],
         "error": run.error,
         "plans": [record.plans[step].data for step in sorted(record.plans) if step >= first],
     }
+
+
+async def reached(run: Run, incarnation: str, number: int, step: int) -> None:
+    """Take a constructor's word of which step, of a delivery held back, it has given nothing."""
+    hold = run.record.hold
+    if hold is not None and hold.number == number:
+        hold.reached[incarnation] = step
+        run.bump()
 
 
 async def acknowledge(run: Run, generation: int, marks: list[list[int]]) -> None:
@@ -144,10 +154,25 @@ async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
     """Tell a planner or constructor who owns which lanes."""
     await run.changed.wait_until(lambda: run.version > newer_than, wait_s)
     run.check_open()
-    loaders: dict[str, list[list[Any]]] = {source: [] for source in run.record.lanes}
-    for (source, lanes), owner in run.record.loaders.items():
+    record = run.record
+    loaders: dict[str, list[list[Any]]] = {source: [] for source in record.lanes}
+    shadows: dict[str, list[list[Any]]] = {source: [] for source in record.lanes}
+    for (source, lanes), owner in record.loaders.items():
         loaders[source].append([list(lanes), owner.address, owner.incarnation])
-    return {"version": run.version, "loaders": loaders}
+    for (source, lanes), standbys in record.shadows.items():
+        for owner in standbys:
+            shadows[source].append([list(lanes), owner.address, owner.incarnation])
+    return {"version": run.version, "loaders": loaders, "shadows": shadows}
+
+
+async def shadow_differs(run: Run, incarnation: str, shadow: str, what: str) -> None:
+    """Take a planner's word that a standby reads other samples than its primary; it is no more."""
+    run.record.check_planner(incarnation)
+    owner = run.record.drop_shadow(shadow)
+    if owner is not None:
+        logger.error("%s: a shadow on %s was dropped: %s", run.name, owner.address, what)
+        run.record.note("shadow dropped", worker=owner.address, reason=what)
+        run.bump()
 
 
 async def join(run: Run, rank: int, client: str, process: str, force: bool) -> dict[str, Any]:
@@ -196,6 +221,8 @@ async def look(
     """
 
     def is_served() -> bool:
+        if token in run.record.resharded:
+            return True  # the mesh may have no such rank any more
         owner = run.record.constructor_of(rank)
         return owner is not None and actor_key(owner.incarnation) != lost
 
@@ -352,6 +379,8 @@ CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
         owners,
         plans,
         pull,
+        reached,
         rewind,
+        shadow_differs,
     )
 }

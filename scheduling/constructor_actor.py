@@ -74,7 +74,11 @@ class ConstructorActor:
         self._reported: dict[int, Watermark] = {}
         self._tokens: dict[int, str] = {}
         self._trusted_until = 0.0  # when what it knows of tokens may be outdated
+        self._older: frozenset[str] | None = None  # tokens that an earlier life may have served
         self._finished: set[int] = set()  # ranks that are done with their pass
+        self._held: tuple[int, int | None] | None = None  # a hold's number and first step, see Hold
+        self._asked: dict[int, Slot] = {}  # the lowest slot that a rank asked for at first
+        self._given: dict[int, int] = {}  # the first step of which a rank was given nothing
         self._version = -1
         self._closed: Reply | None = None
         self._failed: Reply | None = None  # the answer for steps that will never be planned
@@ -83,14 +87,14 @@ class ConstructorActor:
 
     async def start(self) -> None:
         """Begin to follow the committed plans; returns at once."""
-        for work in (self._follow, self._build_on, self._report):
+        for work in (self._follow, self._build_on, self._report, self._report_reach):
             self._tasks.append(
                 asyncio.create_task(self._guard(work), name=f"{self._run} {work.__name__}")
             )
 
     async def close(self) -> None:
         """Stop; whoever waits for a batch is told."""
-        self._close(reply("closed", reason="the service was closed"))
+        self._close(reply("moved"))
         tasks = [*self._tasks, *self._builds]
         for task in tasks:
             task.cancel()
@@ -125,6 +129,7 @@ class ConstructorActor:
             return refused
         self._acknowledge(rank, mark)
         slot = (slot[0], slot[1])  # it may have travelled as a list
+        self._hear(rank, slot)
         bucket = self._bucket_of[rank]
 
         def ready() -> Plan | Reply | None:
@@ -194,10 +199,13 @@ class ConstructorActor:
             # The trainer joined by a watermark from before the last word of the one it follows. It
             # can begin behind that once the supervisor knows it.
             return None if self._unreported() else reply("behind")
+        if self._is_held(slot):
+            return None
         plan = self._plans.get(slot[0])
         if plan is None:
             return self._failed
         if plan.end:
+            self._given[rank] = plan.step
             return reply("end", step=plan.step)
         if slot[1] >= plan.num_microbatches:
             return reply("step_over", num_microbatches=plan.num_microbatches)
@@ -215,6 +223,7 @@ class ConstructorActor:
     ) -> Reply:
         """Return the batch of one rank: its slice, or less where it needs no tokens of its own."""
         step, microbatch = slot
+        self._given[rank] = max(step + 1, self._given.get(rank, 0))
         tree, strategy = self._spec.topology, self._spec.strategy
         share = self._shelf.give(slot, bucket, rank)
         mine, num_targets = self._builder.for_rank(share, rank, plan)
@@ -245,6 +254,8 @@ class ConstructorActor:
         return min(marks, default=(max(self._plans, default=0), 0))
 
     def _waiting_for(self, slot: Slot) -> str:
+        if self._is_held(slot):
+            return "the other ranks to finish the steps before the topology changes"
         if slot[0] not in self._plans:
             return f"the plan of step {slot[0]}"
         return f"the payload of step {slot[0]}, microbatch {slot[1]}"
@@ -286,6 +297,43 @@ class ConstructorActor:
                     self._reported.update(news)
                 self._changed.set()
 
+    # Delivery that is held back ---------------------------------------------------------------
+
+    def _hear(self, rank: int, slot: Slot) -> None:
+        """Note where a rank began to ask: its trainer has nothing from there on."""
+        if rank not in self._asked or slot < self._asked[rank]:
+            self._asked[rank] = slot
+            self._changed.set()
+
+    def _is_held(self, slot: Slot) -> bool:
+        return self._held is not None and (self._held[1] is None or slot[0] >= self._held[1])
+
+    async def _report_reach(self) -> None:
+        """Tell the supervisor, once for every hold, of which step nothing was given out.
+
+        What an earlier life of this constructor gave out, the trainers say by what they ask for.
+        """
+        reported = None
+
+        def due() -> int | None:
+            held = self._held
+            if held is None or held[1] is not None or held[0] == reported:
+                return None
+            older = self._older or frozenset()
+            silent = {rank for rank, token in self._tokens.items() if token in older}
+            return None if silent & self._bucket_of.keys() - self._asked.keys() else held[0]
+
+        while self._closed is None:
+            number = await self._changed.wait_until(due, FOLLOW_S)
+            if number is not None:
+                begun = [step + (microbatch > 0) for step, microbatch in self._asked.values()]
+                begun += [step + (microbatch > 0) for step, microbatch in self._marks.values()]
+                step = max([*self._given.values(), *begun])
+                await self._partners.supervisor(
+                    "reached", incarnation=self._incarnation, number=number, step=step
+                )
+                reported = number
+
     # Plans and payload ------------------------------------------------------------------------
 
     async def _follow(self) -> None:
@@ -308,6 +356,9 @@ class ConstructorActor:
             self._version = news["version"]
             self._tokens = dict(news["tokens"])
             self._trusted_until = asked + TRUST_S
+            if self._older is None:
+                self._older = frozenset(self._tokens.values())
+            self._held = None if news["hold"] is None else tuple(news["hold"])
             if news["generation"] != self._generation:
                 self._restart(news)
             for data in news["plans"]:
@@ -324,6 +375,8 @@ class ConstructorActor:
             task.cancel()
         self._plans.clear()
         self._shelf.clear()
+        self._asked.clear()
+        self._given.clear()
         self._generation = news["generation"]
         marks = {rank: (step, microbatch) for rank, step, microbatch in news["marks"]}
         self._marks = {rank: marks[rank] for rank in self._bucket_of}
@@ -380,7 +433,7 @@ class ConstructorActor:
             error = root_error(caught)
             if isinstance(error, StaleError | ClosedError):
                 logger.info("constructor of %s stops: %s", self._run, error)
-                return self._close(reply("closed", reason=str(error)))
+                return self._close(reply("moved"))
             logger.exception("constructor of %s failed", self._run)
             data = pack_error(error)
             self._close(reply("closed", _error_array({"error": data}), reason=str(error)))

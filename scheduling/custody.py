@@ -36,38 +36,46 @@ class Custody:
                     part = tuple(range(first, lanes, count))
                     start = partial(self._new_loader, run, source)
                     record.loaders[source, part] = await self._cast(run, start, worker)
-            buckets = range(record.topology.num_buckets(record.axis))
-            count = min(header["constructors"], len(buckets))
-            places = spread([1] * (count + 1), workers, {})
-            for first in range(count):
-                part = tuple(buckets[first::count])
-                start = partial(self._new_constructor, run, part)
-                record.constructors[part] = await self._cast(run, start, places[first])
-            record.planner = await self._cast(run, partial(self._new_planner, run), places[count])
-            run.bump()
+            await self._tend(run)
+            await self._cast_actors(run, workers)
+
+    async def recast(self, run: Run) -> None:
+        """Put new actors in the place of all that there are; for whoever holds ``run.custody``."""
+        await self._end_actors(run)
+        try:
+            await self._cast_actors(run, self._roles.workers())
+        except Exception as error:
+            run.error = pack_error(error)
+            run.close("its roles could not be started on the new topology")
+            raise
 
     async def end(self, run: Run) -> None:
         """Let all roles go."""
         async with run.custody:
             record = run.record
-            actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
             await asyncio.gather(
-                *(self._roles.stop_actor(run.name, owner) for owner in actors),
+                self._end_actors(run),
                 *(self._roles.stop_loader(owner) for owner in record.loaders.values()),
+                *(self._roles.stop_loader(o) for own in record.shadows.values() for o in own),
             )
-            record.constructors.clear()
             record.loaders.clear()
-            record.planner = None
+            record.shadows.clear()
 
     async def recover(self, run: Run, worker: str) -> None:
         """Re-create on other workers what a lost worker held; a run that cannot have it ends."""
         try:
             async with run.custody:
                 await self._replace(run, worker)
+                await self._tend(run)
         except Exception as error:  # whatever it is, the trainers must hear of it
             logger.exception("%s: cannot replace what %s held", run.name, worker)
             run.error = pack_error(error)
             run.close("a lost worker could not be replaced")
+
+    async def tend(self, run: Run) -> None:
+        """Give loaders the shadows that they lack, as far as there are workers for them."""
+        async with run.custody:
+            await self._tend(run)
 
     async def status(self, run: Run) -> dict[str, Any]:
         """Return what loaders and constructors say of themselves."""
@@ -77,17 +85,52 @@ class Custody:
             | await self._roles.loader_status(owner)
             for (source, lanes), owner in record.loaders.items()
         ]
+        shadows = [
+            {"source": source, "lanes": list(lanes), "worker": owner.address}
+            | await self._roles.loader_status(owner)
+            for (source, lanes), standbys in record.shadows.items()
+            for owner in standbys
+        ]
         constructors = [
             {"worker": owner.address} | await self._roles.actor_status(owner)
             for owner in record.constructors.values()
         ]
         planner = record.planner.address if record.planner else None
-        return {"loaders": loaders, "constructors": constructors, "planner": planner}
+        return {
+            "loaders": loaders,
+            "shadows": shadows,
+            "constructors": constructors,
+            "planner": planner,
+            "events": list(record.news),
+        }
+
+    async def _cast_actors(self, run: Run, workers: Sequence[str]) -> None:
+        """Create the constructors and the planner, spread over workers."""
+        record = run.record
+        buckets = range(record.topology.num_buckets(record.axis))
+        count = min(run.header["constructors"], len(buckets))
+        places = spread([1] * (count + 1), workers, {})
+        for first in range(count):
+            part = tuple(buckets[first::count])
+            start = partial(self._new_constructor, run, part)
+            record.constructors[part] = await self._cast(run, start, places[first])
+        record.planner = await self._cast(run, partial(self._new_planner, run), places[count])
+        run.bump()
+
+    async def _end_actors(self, run: Run) -> None:
+        """Let the constructors and the planner go."""
+        record = run.record
+        actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
+        record.constructors.clear()
+        record.planner = None
+        await asyncio.gather(*(self._roles.stop_actor(run.name, owner) for owner in actors))
 
     async def _replace(self, run: Run, worker: str) -> None:
         record = run.record
         if run.over:
             return
+        promoted = self._promote(run, worker)
+        await asyncio.gather(*(self._roles.promote_loader(owner) for owner in promoted))
         for (source, lanes), owner in list(record.loaders.items()):
             if owner.address == worker:
                 now = await self._cast(run, partial(self._new_loader, run, source))
@@ -105,8 +148,45 @@ class Custody:
             record.planner = await self._cast(run, partial(self._new_planner, run))
             self._moved(run, "planner", owner, record.planner)
 
-    def _moved(self, run: Run, role: str, before: Owner, now: Owner) -> None:
+    def _promote(self, run: Run, worker: str) -> list[Owner]:
+        """Put shadows in the place of loaders on a lost worker, and return them."""
+        record, promoted = run.record, []
+        for key, standbys in record.shadows.items():
+            record.shadows[key] = [owner for owner in standbys if owner.address != worker]
+        for key, owner in list(record.loaders.items()):
+            if owner.address == worker and record.shadows.get(key):
+                now = record.loaders[key] = record.shadows[key].pop(0)
+                self._moved(run, f"loader of {key[0]!r}", owner, now, "shadow promoted")
+                promoted.append(now)
+        return promoted
+
+    async def _tend(self, run: Run) -> None:
+        record = run.record
+        for (source, lanes), owner in list(record.loaders.items()):
+            standbys = record.shadows.setdefault((source, lanes), [])
+            while not run.over and len(standbys) < run.header["shadows"][source]:
+                taken = {owner.address, *(one.address for one in standbys)}
+                free = [worker for worker in self._roles.workers() if worker not in taken]
+                hosts = {self._roles.host_of(address) for address in taken}
+                elsewhere = [worker for worker in free if self._roles.host_of(worker) not in hosts]
+                if not free:
+                    logger.info("%s: no worker is left for a shadow of %r", run.name, source)
+                    return
+                [worker] = spread([1], elsewhere or free, _burden(record))
+                try:
+                    standbys.append(await self._new_loader(run, source, worker, standby=True))
+                except LostError as error:  # whoever comes next brings this here again
+                    logger.info("%s: %s", run.name, error)
+                    return
+                record.num_casts += 1
+                run.bump()
+
+    def _moved(
+        self, run: Run, role: str, before: Owner, now: Owner, what: str = "role moved"
+    ) -> None:
         logger.warning("%s: %s moved from %s to %s", run.name, role, before.address, now.address)
+        run.record.note(what, role=role, before=before.address, now=now.address)
+        run.record.num_casts += 1
         run.bump()
 
     async def _cast(
@@ -133,9 +213,11 @@ class Custody:
                 lost.add(worker)
                 worker = None
 
-    async def _new_loader(self, run: Run, source: str, worker: str) -> Owner:
+    async def _new_loader(
+        self, run: Run, source: str, worker: str, *, standby: bool = False
+    ) -> Owner:
         blob, limit = run.header["source_blobs"][source], run.header["loader_bytes"]
-        return await self._roles.start_loader(source, blob, limit, worker)
+        return await self._roles.start_loader(source, blob, limit, worker, standby=standby)
 
     async def _new_constructor(self, run: Run, buckets: tuple[int, ...], worker: str) -> Owner:
         return await self._roles.start_constructor(run.name, run.header["blob"], worker, buckets)
@@ -167,6 +249,7 @@ def _burden(record: RunRecord) -> dict[str, int]:
     """Return how many roles every worker bears."""
     burden: dict[str, int] = {}
     owners = [*record.loaders.values(), *record.constructors.values()]
+    owners += [owner for standbys in record.shadows.values() for owner in standbys]
     for owner in [*owners, *([record.planner] if record.planner else [])]:
         burden[owner.address] = burden.get(owner.address, 0) + 1
     return burden

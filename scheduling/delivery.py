@@ -49,8 +49,8 @@ def reply(status: str, payload: Mapping[str, NDArray[Any]] | None = None, **head
     """Return an answer.
 
     status: ``"batch"``, ``"step_over"`` (the step has no such microbatch), ``"end"``, ``"wait"``
-    (not ready within the time allowed), ``"generation"`` (the run went back to a state) or
-    ``"closed"``.
+    (not ready within the time allowed), ``"generation"`` (the run went back to a state),
+    ``"moved"`` (this constructor is none any more; the supervisor knows more) or ``"closed"``.
     """
     text = json.dumps({"status": status, **header}, separators=(",", ":"))
     return {"header": np.frombuffer(text.encode(), np.uint8), **(payload or {})}

@@ -23,6 +23,10 @@ class ClaimError(ServiceError):
     """A rank belongs to another trainer."""
 
 
+class ReshardedError(ServiceError):
+    """The pipeline has another topology from here on; ranks have to connect again."""
+
+
 class WorkerError(ServiceError):
     """A Dask worker cannot run MegaDask."""
 

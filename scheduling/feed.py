@@ -13,6 +13,7 @@ from megadask.planner.lines import Rows
 from megadask.planner.metadata import Metadata, concat
 from megadask.planner.state import NEVER, LaneCursor, SourceState
 from megadask.scheduling.errors import SourceError
+from megadask.scheduling.mirror import Mirror
 from megadask.scheduling.owners import Partners, by_owner
 
 #: Records of one lane that one call asks for, at most.
@@ -35,6 +36,8 @@ class SourceFeed:
         Epochs to read, None for ever.
     overrides
         (epoch, lane, position) to the verdict that an earlier reading committed (rule 6).
+    mirror
+        Passes on to shadows what loaders are asked.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class SourceFeed:
         partners: Partners,
         epochs: int | None,
         overrides: Mapping[tuple[int, int, int], int],
+        mirror: Mirror,
     ) -> None:
         self.name = name
+        self._mirror = mirror
         self._partners = partners
         self._epochs = epochs
         self._overrides = overrides
@@ -104,18 +109,17 @@ class SourceFeed:
         }
 
     async def _ask(self, cursors: Mapping[int, LaneCursor], until: int) -> Metadata:
-        reply = await self._partners.ask(
-            self.name,
-            min(cursors),
-            "describe",
-            epoch=self._epoch,
-            cursors={str(k): [c.position, c.shard, c.row] for k, c in cursors.items()},
-            until=until,
-        )
+        asked = {
+            "epoch": self._epoch,
+            "cursors": {str(k): [c.position, c.shard, c.row] for k, c in cursors.items()},
+            "until": until,
+        }
+        reply = await self._partners.ask(self.name, min(cursors), "describe", **asked)
         for lane, (position, shard, row) in reply["cursors"].items():
             self._cursors[int(lane)] = LaneCursor(position=position, shard=shard, row=row)
         self._live.difference_update(reply["ended"])
         table = Metadata.unpack(reply["table"])
+        self._mirror.follow(self.name, cursors, asked, table)
         self._readable = self._readable or bool((table["verdict"] == Verdict.OK).any())
         return self._overridden(table)
 

@@ -58,7 +58,7 @@ class LoaderHost(WorkerPlugin):
             self._release(incarnation)
 
     async def handle(self, call: str, incarnation: str, **arguments: Any) -> Any:
-        """Carry out one call: open, describe, serve, serve_items, status or release."""
+        """Carry out one call: open, describe, serve, serve_items, promote, status or release."""
         if call == "open":
             return await self._open(incarnation, **arguments)
         if call == "release":
@@ -76,7 +76,9 @@ class LoaderHost(WorkerPlugin):
             hosted.thread, partial(method, hosted.loader, **arguments)
         )
 
-    async def _open(self, incarnation: str, blob: bytes, limit_bytes: int) -> str | None:
+    async def _open(
+        self, incarnation: str, blob: bytes, limit_bytes: int, standby: bool
+    ) -> str | None:
         """Open a loader; return what is wrong with its source, if anything.
 
         An exception would reach the scheduler as text alone, without its class.
@@ -91,7 +93,8 @@ class LoaderHost(WorkerPlugin):
         except Exception as error:  # unpickling runs imports, which may raise anything
             thread.shutdown(wait=False)
             return f"{type(error).__name__}: {error}"
-        self._hosted[incarnation] = _Hosted(SourceLoader(spec, limit_bytes), thread)
+        loader = SourceLoader(spec, limit_bytes, standby=standby)
+        self._hosted[incarnation] = _Hosted(loader, thread)
         return None
 
     def _release(self, incarnation: str) -> None:
@@ -129,6 +132,10 @@ def _serve_items(loader: SourceLoader, wanted: dict[str, Any], modality: str) ->
     return loader.serve_items(Metadata.unpack(wanted), modality)
 
 
+def _promote(loader: SourceLoader) -> None:
+    loader.cache.standby = False
+
+
 def _status(loader: SourceLoader) -> dict[str, Any]:
     return {
         "source": loader.spec.name,
@@ -140,8 +147,9 @@ def _status(loader: SourceLoader) -> dict[str, Any]:
     }
 
 
-_CALLS: dict[str, Callable[..., dict[str, Any]]] = {
+_CALLS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "describe": _describe,
+    "promote": _promote,
     "serve": _serve,
     "serve_items": _serve_items,
     "status": _status,

@@ -38,6 +38,7 @@ class Partners:
         self._limits = limits
         self._version = -1
         self._loaders: dict[str, list[LoaderAddress]] = {}
+        self._shadows: dict[str, list[LoaderAddress]] = {}
 
     async def supervisor(self, call: str, *, wait_s: float = 0.0, **arguments: Any) -> Any:
         """Call the supervisor; a call that may wait there for ``wait_s`` has so much longer."""
@@ -56,10 +57,11 @@ class Partners:
         """Learn of the owners, waiting until there are newer ones than those known."""
         reply = await self.supervisor("owners", newer_than=self._version, wait_s=1.0)
         self._version = reply["version"]
-        self._loaders = {
-            source: [LoaderAddress(tuple(lanes), *owner) for lanes, *owner in owners]
-            for source, owners in reply["loaders"].items()
-        }
+        self._loaders, self._shadows = _addresses(reply["loaders"]), _addresses(reply["shadows"])
+
+    def shadows(self, source: str) -> list[LoaderAddress]:
+        """Return the standbys of a source, as far as they are known."""
+        return self._shadows.get(source, [])
 
     async def owner_of(self, source: str, lane: int) -> LoaderAddress:
         """Return the loader that owns a lane."""
@@ -71,7 +73,7 @@ class Partners:
         deadline = loop.time() + self._limits.recovery_s
         while True:
             owner = await self.owner_of(source, lane)
-            asked = asyncio.create_task(self._call(owner, source, lane, call, arguments))
+            asked = asyncio.create_task(self.call(owner, source, lane, call, arguments))
             watched = asyncio.create_task(self._watch(owner, source, lane, asked))
             try:
                 return await asked
@@ -93,9 +95,10 @@ class Partners:
             finally:
                 watched.cancel()
 
-    async def _call(
-        self, owner: LoaderAddress, source: str, lane: int, call: str, arguments: dict[str, Any]
+    async def call(
+        self, owner: LoaderAddress, source: str, lane: int, call: str, arguments: Mapping[str, Any]
     ) -> Any:
+        """Call one loader, which may be lost; ``lane`` is for the error."""
         asked = getattr(self._worker.rpc(owner.address), LOADER_HOST)(
             call=call, incarnation=owner.incarnation, **arguments
         )
@@ -113,6 +116,13 @@ class Partners:
         except (ServiceError, DeadlineError, OSError):
             return  # then the call itself will fail, or is the last that is answered
         asked.cancel()
+
+
+def _addresses(reply: Mapping[str, Any]) -> dict[str, list[LoaderAddress]]:
+    return {
+        source: [LoaderAddress(tuple(lanes), *owner) for lanes, *owner in owners]
+        for source, owners in reply.items()
+    }
 
 
 def by_owner(owners: list[LoaderAddress], lanes: Mapping[int, Any]) -> list[dict[int, Any]]:

@@ -24,6 +24,7 @@ from megadask.planner.plan import Plan, draw_digest
 from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
 from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
 from megadask.scheduling.feed import SourceFeed
+from megadask.scheduling.mirror import Mirror
 from megadask.scheduling.owners import Partners
 from megadask.scheduling.point import Point
 from megadask.scheduling.spec import RunSpec
@@ -52,6 +53,8 @@ class PlannerActor:
         self._incarnation = incarnation
         self._spec: RunSpec = pickle.loads(blob)
         self._partners = Partners(self._worker, run, self._spec.limits)
+        self._mirror = Mirror(self._partners, incarnation)
+        self._num_casts = -1  # changes of the roles that are known of
         self._run = run
         self._generation = 0
         self._feeds: dict[str, SourceFeed] = {}
@@ -71,6 +74,7 @@ class PlannerActor:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        await self._mirror.close()
 
     async def _plan_on(self) -> None:
         try:
@@ -101,6 +105,9 @@ class PlannerActor:
             return True
         if "point" in order:
             self._restart(order)
+        if order["num_casts"] != self._num_casts:
+            self._num_casts = order["num_casts"]
+            await self._partners.refresh()  # there may be other shadows
         assert self._state is not None
         for step, weights in order["events"][self._num_events :]:
             self._state = self._state.with_event(MixtureEvent(step=step, weights=weights))
@@ -182,7 +189,9 @@ class PlannerActor:
             rules = self._spec.rules
             epochs = None if rules.stop == "repeat" else rules.epochs
             source, overrides = state.sources[name], self._overrides[name]
-            self._feeds[name] = SourceFeed(name, source, self._partners, epochs, overrides)
+            self._feeds[name] = SourceFeed(
+                name, source, self._partners, epochs, overrides, self._mirror
+            )
         return self._feeds[name]
 
     async def _fill(self, feed: SourceFeed) -> None:

@@ -20,13 +20,16 @@ from megadask.planner.plan import Plan
 from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.agreement import Agreement
-from megadask.scheduling.errors import ClaimError, ServiceError, StaleError
+from megadask.scheduling.errors import ClaimError, ReshardedError, ServiceError, StaleError
 from megadask.scheduling.history import chain, summary
+from megadask.scheduling.hold import Hold
 from megadask.scheduling.passes import Passes
 from megadask.scheduling.point import Point
 
 #: The next microbatch that a rank has not acknowledged: (step, microbatch).
 Watermark = tuple[int, int]
+#: So many events are kept for `stats`.
+MOST_NEWS = 1000
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,12 @@ class RunRecord:
         The Planner that may commit.
     loaders
         (source, lanes) to their owner.
+    shadows
+        (source, lanes) to the standbys that follow their owner.
+    news
+        What befell the roles, newest last.
+    num_casts
+        Changes of who holds which role.
     plans
         Committed plans that some rank has not yet acknowledged, by step.
     next_step
@@ -82,6 +91,10 @@ class RunRecord:
         How far ranks are in a pipeline that restarts; nobody moves where it does not.
     pass_number
         The pass that the generation is of.
+    hold
+        What constructors hold back while the topology is about to change.
+    resharded
+        Token of a trainer of an earlier topology to the first step of the one after it.
     """
 
     name: str
@@ -92,6 +105,7 @@ class RunRecord:
     generation: int = 0
     planner: Owner | None = None
     loaders: dict[tuple[str, tuple[int, ...]], Owner] = field(default_factory=dict)
+    shadows: dict[tuple[str, tuple[int, ...]], list[Owner]] = field(default_factory=dict)
     constructors: dict[tuple[int, ...], Owner] = field(default_factory=dict)
     plans: dict[int, Committed] = field(default_factory=dict)
     next_step: int = 0
@@ -101,12 +115,16 @@ class RunRecord:
     agreement: Agreement = field(init=False)
     passes: Passes = field(init=False)
     pass_number: int = 0
+    hold: Hold | None = None
+    resharded: dict[str, int] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     draw_digest: str = ""
     assignment_digest: str = ""
     num_tokens: int = 0  # of the plans of this generation, and what their packs have room for
     capacity_tokens: int = 0
     unread: Mapping[str, int | None] = field(default_factory=dict)
+    news: list[dict[str, Any]] = field(default_factory=list)
+    num_casts: int = 0
 
     @property
     def finished(self) -> frozenset[int]:
@@ -121,6 +139,7 @@ class RunRecord:
         return min(marks, default=(self.next_step, 0))
 
     def __post_init__(self) -> None:
+        self._num_holds = 0
         self.agreement = Agreement(self.name, self.topology.world_size)
         self.passes = Passes(self.topology.world_size)
         self._had_trainers: set[int] = set()
@@ -157,9 +176,10 @@ class RunRecord:
     @property
     def ended(self) -> bool:
         """Whether the end of the data is committed."""
-        return self._is_end(self.next_step - 1)
+        return self.is_end(self.next_step - 1)
 
-    def _is_end(self, step: int) -> bool:
+    def is_end(self, step: int) -> bool:
+        """Whether the data ends before ``step``, by a committed plan."""
         committed = self.plans.get(step)
         return committed is not None and committed.plan.end
 
@@ -221,6 +241,50 @@ class RunRecord:
         self.events.append(MixtureEvent(step=step, weights=dict(weights)))
         return step
 
+    # Another topology -------------------------------------------------------------------------
+
+    @property
+    def constructor_lives(self) -> list[str]:
+        """Incarnations of the present constructors."""
+        return [owner.incarnation for owner in self.constructors.values()]
+
+    @property
+    def first_whole_step(self) -> int:
+        """The first step of the generation that begins with its first microbatch."""
+        return self.origin.step + (self.origin.microbatch > 0)
+
+    def hold_delivery(self) -> Hold:
+        """Let constructors hand out nothing, until the hold has a step or is lifted."""
+        self._num_holds += 1
+        self.hold = Hold(self._num_holds)
+        return self.hold
+
+    def reshard(self, step: int, topology: ClientPlaceTree, axis: Any) -> None:
+        """Go on with ``step``, of which nothing was delivered, on another topology."""
+        assert self.low >= (step, 0)
+        self.resharded |= dict.fromkeys((claim.token for claim in self.claims.values()), step)
+        self.claims.clear()
+        self.topology, self.axis = topology, axis
+        self.agreement = Agreement(self.name, topology.world_size)
+        self.passes = Passes(topology.world_size)
+        self._had_trainers.clear()
+        self.hold = None
+        self.open_generation(Point(step=step, state=self._state_before[step]))
+
+    def note(self, what: str, **facts: Any) -> None:
+        """Add to the news; the oldest go."""
+        self.news.append({"event": what, "next_step": self.next_step, **facts})
+        del self.news[:-MOST_NEWS]
+
+    def drop_shadow(self, incarnation: str) -> Owner | None:
+        """Forget a standby; return it, if there was one of this life."""
+        for standbys in self.shadows.values():
+            for owner in standbys:
+                if owner.incarnation == incarnation:
+                    standbys.remove(owner)
+                    return owner
+        return None
+
     def is_actor(self, incarnation: str) -> bool:
         """Whether this is the present life of the planner or of a constructor."""
         owners = [*self.constructors.values(), *([self.planner] if self.planner else [])]
@@ -228,8 +292,12 @@ class RunRecord:
 
     def constructor_of(self, rank: int) -> Owner | None:
         """Return the constructor that serves a rank, None while there is none."""
-        bucket = self.topology.bucket_of(rank, self.axis)
+        bucket = self.bucket_of(rank)
         return next((o for part, o in self.constructors.items() if bucket in part), None)
+
+    def bucket_of(self, rank: int) -> int:
+        """Return the bucket that a rank consumes."""
+        return self.topology.bucket_of(rank, self.axis)
 
     # The ranks --------------------------------------------------------------------------------
 
@@ -266,7 +334,12 @@ class RunRecord:
             )
 
     def check_token(self, rank: int, token: str) -> None:
-        """Raise ClaimError if the rank was taken over."""
+        """Raise ClaimError if the rank was taken over, ReshardedError if it is of another mesh."""
+        if token in self.resharded:
+            raise ReshardedError(
+                f"{self.name} has another topology from step {self.resharded[token]} on",
+                remedy="Connect again, with the rank that this process has in it.",
+            )
         claim = self.claims.get(rank)
         if claim is None or claim.token != token:
             raise ClaimError(
@@ -312,7 +385,7 @@ class RunRecord:
         # Where a rank stands can always be told, also of one that is done with its pass.
         held = {step for step, _ in self.watermarks.values()}
         for step in [step for step in self._state_before if step < self.low[0]]:
-            if step not in held and not self._is_end(step):
+            if step not in held and not self.is_end(step):
                 self.plans.pop(step, None)
                 del self._state_before[step]
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
 from distributed import Client, Scheduler, Variable
@@ -39,6 +39,7 @@ class Roles:
         self._lock = asyncio.Lock()
         self._hosts: set[str] = set()  # workers that said that they can host loaders
         self._changes = Signal()
+        self.on_arrival: Callable[[], None] = lambda: None  # called when a worker can hold roles
 
     async def client(self) -> Client:
         """Return the client in the scheduler's process, connected."""
@@ -64,6 +65,7 @@ class Roles:
         """Note that a worker can hold roles from now on."""
         self._hosts.add(worker)
         self._changes.set()
+        self.on_arrival()
 
     def worker_left(self, worker: str) -> None:
         """Note that a worker is lost."""
@@ -94,11 +96,17 @@ class Roles:
         await Variable(actor_key(owner.incarnation), client=await self.client()).set(future)
         return owner
 
-    async def start_loader(self, source: str, blob: bytes, limit_bytes: int, address: str) -> Owner:
+    async def start_loader(
+        self, source: str, blob: bytes, limit_bytes: int, address: str, *, standby: bool = False
+    ) -> Owner:
         """Open a Source Loader on a worker."""
         incarnation = uuid.uuid4().hex
         call = getattr(self._scheduler.rpc(address), LOADER_HOST)(
-            call="open", incarnation=incarnation, blob=blob, limit_bytes=limit_bytes
+            call="open",
+            incarnation=incarnation,
+            blob=blob,
+            limit_bytes=limit_bytes,
+            standby=standby,
         )
         problem = await self._answer(address, call, f"a loader on {address} to open")
         if problem is not None:
@@ -108,6 +116,19 @@ class Roles:
                 remedy="Install the module that defines it where the workers run.",
             )
         return Owner(address, incarnation)
+
+    async def promote_loader(self, owner: Owner) -> None:
+        """Tell a standby that it is followed by nobody any more; it serves in any case."""
+        with contextlib.suppress(Exception):  # it may be lost at this very moment
+            call = getattr(self._scheduler.rpc(owner.address), LOADER_HOST)(
+                call="promote", incarnation=owner.incarnation
+            )
+            await within(5.0, call, f"a loader on {owner.address} to be promoted")
+
+    def host_of(self, worker: str) -> str:
+        """Return the host that a worker runs on; "" for one that is not there."""
+        known = self._scheduler.workers.get(worker)
+        return "" if known is None else str(known.host)
 
     async def loader_status(self, owner: Owner) -> dict[str, Any]:
         """Return what a loader says of itself; empty when it does not answer."""

@@ -102,6 +102,22 @@ class Run:
             await self._open(origin)
         self.bump()
 
+    async def reshard(
+        self, step: int, topology: ClientPlaceTree, changes: Mapping[str, Any]
+    ) -> None:
+        """Commit another topology, from a step on; what cannot be written ends the run."""
+        axis = changes["axis"]
+        async with self.commits:
+            self.header = {**self.header, **changes}
+            self.record.reshard(step, topology, axis if isinstance(axis, str) else tuple(axis))
+            try:
+                await self._begin_journal()
+            except ServiceError as error:
+                self.error = pack_error(error)
+                self.close("its journal cannot be written")
+                raise
+        self.bump()
+
     async def turn_pass(self) -> None:
         """Begin the pass that all ranks have come to, if that is another one than before."""
         async with self.commits:
@@ -113,6 +129,10 @@ class Run:
 
     async def _open(self, origin: Point) -> None:
         self.record.open_generation(origin)
+        await self._begin_journal()
+
+    async def _begin_journal(self) -> None:
+        """Begin the chain of the record's generation."""
         if self.journal is not None:
             generation, body = self.record.generation, opening(self.header, self.record)
             await asyncio.to_thread(self.journal.begin, generation, body)

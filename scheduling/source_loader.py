@@ -82,11 +82,13 @@ class SourceLoader:
         The source.
     limit_bytes
         Payload to keep ready.
+    standby
+        Whether it follows another loader until it is promoted.
     """
 
-    def __init__(self, spec: SourceSpec, limit_bytes: int) -> None:
+    def __init__(self, spec: SourceSpec, limit_bytes: int, *, standby: bool = False) -> None:
         self.spec = spec
-        self.cache = SampleCache(limit_bytes)
+        self.cache = SampleCache(limit_bytes, standby=standby)
         self.num_rereads = 0
         self.skip_reasons: list[str] = []
         self.filled: dict[_Key, str] = {}  # what failed when it was planned, why

@@ -17,6 +17,7 @@ from distributed.metrics import time
 from megadask.scheduling.calls import CALLS
 from megadask.scheduling.custody import Custody
 from megadask.scheduling.errors import ClosedError, ServiceError
+from megadask.scheduling.resharding import reshard
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
 from megadask.scheduling.wire import ARRIVAL, SUPERVISOR
@@ -38,6 +39,7 @@ class Supervisor(SchedulerPlugin):
         self._ended: dict[str, str] = {}  # name of a run that is gone to why it ended
         self._roles = Roles(scheduler)
         self._custody = Custody(self._roles)
+        self._roles.on_arrival = self._worker_came
         self._tasks: set[asyncio.Task[None]] = set()
         scheduler.handlers[SUPERVISOR] = self.handle
         scheduler.handlers[ARRIVAL] = self._roles.worker_came
@@ -54,6 +56,12 @@ class Supervisor(SchedulerPlugin):
         for run in self._runs.values():
             if not run.over:
                 self._spawn(self._custody.recover(run, worker))
+
+    def _worker_came(self) -> None:
+        """Let shadows begin that had no worker."""
+        for run in self._runs.values():
+            if not run.over and any(run.header["shadows"].values()):
+                self._spawn(self._custody.tend(run))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Free the ranks of a trainer that is gone; close the services of a driver that is."""
@@ -95,6 +103,8 @@ class Supervisor(SchedulerPlugin):
             return known.record.audit()
         if call == "stats":
             return await self._stats(known)
+        if call == "reshard":
+            return await reshard(known, self._custody, **arguments)
         if call == "join":
             self._drop_lapsed(known)
         return await CALLS[call](known, **arguments)

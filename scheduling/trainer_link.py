@@ -252,6 +252,8 @@ class TrainerLink:
                     self._desk.refuse(header["reason"], _error_bytes(arrays))
                 elif status == "generation":
                     self._adopt()
+                elif status == "moved":
+                    self._find_constructor(min(REPLACE_S, left))
                 elif status == "behind" and self._position == self._begun:
                     self._stand(self._look())
                 elif status == "claim":

@@ -43,7 +43,7 @@ def left_on(client: Client) -> list[Any]:
 
 
 def assert_nothing_is_left_on(client: Client) -> None:
-    assert wait_until(lambda: not left_on(client)), left_on(client)
+    assert wait_until(lambda: not left_on(client), WAIT_S), left_on(client)
 
 
 def close_idle_connections(client: Client) -> None:

@@ -20,12 +20,10 @@ from tests.megadask.helpers.seen import drain, spans_by_step
 DATA = corpus({"a": 60, "b": 45, "c": 20}, longest=300)
 
 
-def make(dp: int = 2, loaders: int = 1, **options: Any) -> md.Pipeline:
+def make(dp: int = 2, loaders: int = 1, shadows: int = 0, **options: Any) -> md.Pipeline:
     """Return the pipeline that the states belong to, for any number of ranks and loaders."""
-    options = {"epochs": 2, **options}
-    return pipeline(
-        DATA, sources={"loaders": loaders}, topology=md.ClientPlaceTree(dp=dp), **options
-    )
+    options = {"epochs": 2, "topology": md.ClientPlaceTree(dp=dp), **options}
+    return pipeline(DATA, sources={"loaders": loaders, "shadows": shadows}, **options)
 
 
 def main() -> None:
