@@ -16,6 +16,7 @@ from typing import Any
 
 from megadask.planner.ids import Verdict
 from megadask.planner.state import LaneCursor
+from megadask.scheduling.batched import Outcome, transformed_ahead
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.reading import BadRecord, TruncatedShard
 from megadask.scheduling.samples import Sample, check_sample
@@ -64,7 +65,7 @@ def read_lane(spec: SourceSpec, epoch: int, lane: int, start: LaneCursor) -> Ite
     shards = lane_shards(spec, lane)
     position, first_row, failures = start.position, start.row, 0
     for shard in range(start.shard, len(shards)):
-        for row, record in _rows(spec, shards[shard], first_row):
+        for row, record in transformed_ahead(spec, _rows(spec, shards[shard], first_row)):
             read = _judge(
                 spec, epoch, lane, LaneCursor(position=position, shard=shard, row=row), record
             )
@@ -163,7 +164,9 @@ def _transform(
     spec: SourceSpec, epoch: int, lane: int, position: int, record: Any
 ) -> Sample | None:
     sample = record
-    if spec.transform is not None:
+    if isinstance(record, Outcome):
+        sample = record.get()
+    elif spec.transform is not None:
         generator = {"rng": spec.generator(epoch, lane, position)} if spec.wants_rng else {}
         sample = spec.transform(record, **generator)
     return None if sample is None else check_sample(sample, spec.form)
