@@ -33,7 +33,7 @@ IGNORED = -100
 
 #: What ``preset="hf"`` makes of each array; what is not listed keeps its name.
 _HF_NAMES: dict[str, tuple[str, ...]] = {
-    "tokens": ("input_ids",),
+    "tokens": ("input_ids", "use_cache"),
     "labels": ("labels", "shift_labels", "num_items_in_batch"),
     "loss_mask": (),
     "cu_seqlens": (),
@@ -122,6 +122,19 @@ class Form:
         return [key for key in made if not (is_sliced and key == "labels")]
 
 
+def known_keys(
+    keys: Collection[str] | None, names: Collection[str], place: Mapping[str, Any]
+) -> list[str]:
+    """Return the arrays that a loader can expect. Raises ConfigError for those there are not.
+
+    What a ``collate`` of the pipeline gives is not known before there is a batch.
+    """
+    unknown = sorted(set(keys or ()) - set(place["keys"]))
+    if unknown and not place["collates"]:
+        raise ConfigError("connect(keys=)", got=unknown, limit=f"a list of some of {place['keys']}")
+    return [*(keys or place["keys"]), *(names if place["collates"] else ())]
+
+
 def _hf_names(name: str) -> tuple[str, ...]:
     return _HF_NAMES.get(name, (name,))
 
@@ -143,6 +156,9 @@ def to_hf(batch: Mapping[str, Any], *, is_sliced: bool) -> Batch:
 
     ``input_ids``, ``position_ids``
         int64.
+    ``use_cache``
+        False: with a key-value cache, which models make by default, eager and sdpa attention would
+        not look at positions either, and attend across documents.
     ``labels``
         int64, not shifted: the token itself, -100 on the first of each document, on pads, and
         wherever predicting that token does not count. What the last token of a piece of a split
@@ -178,7 +194,7 @@ def to_hf(batch: Mapping[str, Any], *, is_sliced: bool) -> Batch:
     """
     made = {key: value for key, value in batch.items() if key not in _HF_NAMES}
     if "tokens" in batch:
-        made["input_ids"] = batch["tokens"]
+        made |= {"input_ids": batch["tokens"], "use_cache": False}
     if "labels" in batch and "loss_mask" in batch:
         made |= _labels(batch, is_sliced=is_sliced)
     if "attention_mask" in batch:

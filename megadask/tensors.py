@@ -15,14 +15,17 @@ from megadask.scheduling.extras import decode
 from megadask.scheduling.samples import EXTRAS
 
 
-def to_batch(microbatch: Microbatch, sources: list[str]) -> Batch:
-    """Return a microbatch as a dict of tensors and facts; ids in pack order."""
+def to_batch(microbatch: Microbatch, sources: list[str], *, shared: bool = False) -> Batch:
+    """Return a microbatch as a dict of tensors and facts; ids in pack order.
+
+    shared: whether its arrays may be those of a constructor in this process: then they are copied.
+    """
     batch: Batch = {}
     for name, array in microbatch.arrays.items():
         if name == EXTRAS:
             batch[name] = decode(array)
         else:
-            batch[name] = _tensor(array) if array.ndim else array.item()
+            batch[name] = _tensor(array, shared) if array.ndim else array.item()
     source, epoch, lane, position, start, stop = microbatch.ids
     columns = (column.tolist() for column in (source, epoch, lane, position))
     batch["sample_ids"] = [
@@ -38,6 +41,6 @@ def to_batch(microbatch: Microbatch, sources: list[str]) -> Batch:
     return batch
 
 
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
+def _tensor(array: NDArray[Any], shared: bool = False) -> torch.Tensor:
     """Return a tensor that owns its memory alone."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return torch.from_numpy(array.copy() if shared or not array.flags.writeable else array)
