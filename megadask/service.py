@@ -163,7 +163,11 @@ class Service:
         return audit
 
     def stats(self, pipeline: str | None = None) -> dict[str, Any]:
-        """Return what the pipeline is doing: steps planned, buffers, memory, who is connected."""
+        """Return what the pipeline is doing: steps planned, buffers, memory, who is connected.
+
+        ``["packing"]["efficiency"]`` says how much of the sequences is real tokens, over all plans
+        since the generation began; pads are the rest.
+        """
         stats: dict[str, Any] = self._ask(pipeline, "stats")
         return stats
 

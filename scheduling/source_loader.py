@@ -185,6 +185,12 @@ class SourceLoader:
         try:
             if whole:
                 _check_whole(whole, tokens, batching)
+            elif batching.pours and "loss_mask" in read.sample:
+                raise ConfigError(
+                    f"source {self.spec.name!r}: a sample with a loss_mask, which Fixed cannot cut",
+                    limit="samples without one: targets are counted by where packs end",
+                    remedy="Use Packed(...), or leave the mask out.",
+                )
             return batching.cut(tokens)
         except ConfigError as error:
             shard = self.spec.reader.shards()[lane_shards(self.spec, lane)[read.shard]].name
