@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from megadask import errors, readers, transforms
+    from megadask.indexing import index
     from megadask.loader import Loader, connect
     from megadask.pipeline import Pipeline
     from megadask.planner import costs, lengths
@@ -45,6 +46,7 @@ __all__ = [
     "connect",
     "costs",
     "errors",
+    "index",
     "lengths",
     "model_inputs",
     "readers",
@@ -71,6 +73,7 @@ _HOMES = {
     "connect": "megadask.loader:connect",
     "costs": "megadask.planner.costs",
     "errors": "megadask.errors",
+    "index": "megadask.indexing:index",
     "lengths": "megadask.planner.lengths",
     "model_inputs": "megadask.presets:model_inputs",
     "readers": "megadask.readers",

@@ -61,6 +61,16 @@ class DecodeImage:
     max_patches: int = 1024
     max_pixels: int = 64_000_000
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record that it reads; it keeps the others."""
+        return (self.column,)
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether what comes after it in a chain sees the other columns, too."""
+        return True
+
     def __post_init__(self) -> None:
         for name in ("patch", "max_patches", "max_pixels"):
             value = getattr(self, name)

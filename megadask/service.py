@@ -157,6 +157,8 @@ class Service:
 
         Committed plans times the trainers' acknowledgements, by source in samples, spans and
         tokens, since the generation began; ``"ok"`` says whether nothing was lost or repeated.
+        A planned sample that failed when its payload was read (see ``Source(length_column=)``) was
+        delivered as a filler, and counts as skipped, too.
         Unread samples are counted once the data has ended; -1 where only reading them would tell.
         """
         audit: dict[str, Any] = self._ask(pipeline, "audit")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.columns import chain_columns
 from megadask.planner.errors import ConfigError, MegaDaskError
 from megadask.tokenizer_files import load, load_json, token_id
 
@@ -74,6 +75,11 @@ class Bytes:
     def vocab_size(self) -> int:
         """Number of tokens: 256 bytes, and the end of a document."""
         return 257
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record that it reads."""
+        return (self.column,)
 
     def __call__(self, record: Record) -> Sample | None:
         """Return the tokens of a record; raises TransformError where it has no such text."""
@@ -139,6 +145,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the highest token id, added tokens included."""
         return self._vocab_size
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record that it reads."""
+        return (self._column,)
 
     @property
     def eos_id(self) -> int | None:
@@ -223,6 +234,11 @@ class Chain:
     def transforms(self) -> tuple[Transform, ...]:
         """The transforms, in the order of their use."""
         return tuple(transform for transform, _ in self._steps)
+
+    @property
+    def columns(self) -> frozenset[str] | None:
+        """The columns of a record that they read together, None where one of them may read all."""
+        return chain_columns(self.transforms)
 
     @property
     def wants_rng(self) -> bool:

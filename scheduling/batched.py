@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from megadask.planner.errors import ConfigError
+from megadask.scheduling.known import Entry
 from megadask.scheduling.reading import BadRecord, TruncatedShard
 from megadask.scheduling.spec import SourceSpec
 
@@ -23,6 +24,9 @@ BATCH_BYTES = 4 * 2**20
 #: Reading ahead stops after so long: a slow medium must not look like a lost loader.
 AHEAD_S = 1.0
 
+#: What stands in the place of a record.
+_NO_RECORDS = (BadRecord, TruncatedShard, Entry)
+
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
@@ -30,6 +34,7 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 class Outcome:
     """What a batch made of one record, in its place."""
 
+    record: Any
     value: Any
 
     def get(self) -> Any:
@@ -75,7 +80,7 @@ def transformed_ahead(spec: SourceSpec, rows: Iterator[Row]) -> Iterator[Row]:
 def _with_outcomes(
     spec: SourceSpec, batch: Callable[[list[Any]], Any], held: list[Row]
 ) -> Iterator[Row]:
-    good = [n for n, row in enumerate(held) if not isinstance(row[-1], BadRecord | TruncatedShard)]
+    good = [n for n, row in enumerate(held) if not isinstance(row[-1], _NO_RECORDS)]
     try:
         results = batch([held[n][-1] for n in good]) if good else []
     except (Exception, SystemExit, KeyboardInterrupt):
@@ -90,7 +95,8 @@ def _with_outcomes(
     outcomes = dict(zip(good, results, strict=True))
     for number, row in enumerate(held):
         if number in outcomes:
-            yield (*row[:-1], Outcome(outcomes[number]))  # type: ignore[misc]
+            outcome = Outcome(row[-1], outcomes[number])
+            yield (*row[:-1], outcome)  # type: ignore[misc]
         else:
             yield row
 

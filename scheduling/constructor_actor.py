@@ -325,6 +325,15 @@ class ConstructorActor:
         rows = {bucket: plan.rows_of(bucket, slot[1]) for bucket in buckets}
         union = np.concatenate(list(rows.values()))
         payload = await gather(self._partners, plan.sources, plan.table.take(union))
+        filled = union[payload.filled_N].tolist()
+        if filled:  # counted before anybody can acknowledge it
+            await self._partners.supervisor(
+                "filled",
+                incarnation=self._incarnation,
+                generation=generation,
+                step=plan.step,
+                rows=filled,
+            )
         built = await asyncio.to_thread(self._builder.shares, plan, slot[1], rows, payload)
         if generation == self._generation:
             self._shelf.put(slot, built)

@@ -337,6 +337,12 @@ class RunRecord:
         """Whether a rank that asked for ``point`` may go on from there."""
         return self.agreement.grant(rank, point, self.stands_at)
 
+    def fill(self, generation: int, step: int, rows: list[int]) -> None:
+        """Note spans of a committed plan that a filler stands in for."""
+        committed = self.plans.get(step)
+        if generation == self.generation and committed is not None:
+            self._ledger.fill(committed.plan.table.take(np.array(rows, np.int64)))
+
     # What users ask ---------------------------------------------------------------------------
 
     def audit(self) -> dict[str, Any]:
