@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +14,7 @@ from distributed import Client, Security
 from megadask.confirmed import Confirmed
 from megadask.groups import Share, process_group
 from megadask.planner.errors import ConfigError
-from megadask.presets import Batch, Form, Preset
+from megadask.presets import Batch, Form, Preset, known_keys
 from megadask.saved import another_pipeline, differences, read_saved, to_saved
 from megadask.scheduling.delivery import StepFacts
 from megadask.scheduling.errors import DeadlineError, ServiceError
@@ -133,9 +133,7 @@ def connect(
             keys=None if keys is None else tuple(keys),
             force=force,
         )
-        form.check(
-            _known_keys(keys, form.names, link.place), is_sliced=link.place["num_slices"] > 1
-        )
+        form.check(known_keys(keys, form.names, link.place), is_sliced=link.place["num_slices"] > 1)
         share = None
         if group is not None:
             share = Share.of(group, link, timeout_s=timeout, keys=keys)
@@ -157,19 +155,6 @@ def own_rank() -> int:
                 f"the environment's {name}", value if not value.isdigit() else int(value)
             )
     return 0
-
-
-def _known_keys(
-    keys: Collection[str] | None, names: Collection[str], place: Mapping[str, Any]
-) -> list[str]:
-    """Return the arrays that a loader can expect. Raises ConfigError for those there are not.
-
-    What a ``collate`` of the pipeline gives is not known before there is a batch.
-    """
-    unknown = sorted(set(keys or ()) - set(place["keys"]))
-    if unknown and not place["collates"]:
-        raise ConfigError("connect(keys=)", got=unknown, limit=f"a list of some of {place['keys']}")
-    return [*(keys or place["keys"]), *(names if place["collates"] else ())]
 
 
 def _integer(what: str, value: Any) -> int:

@@ -210,14 +210,14 @@ class SourceLoader:
         batching = self.spec.batching
         if read.entry is not None:
             tokens, whole = read.entry.tokens, read.entry.whole
-            masked = read.entry.loss_tokens is not None or read.entry.loss_runs is not None
+            is_masked = read.entry.num_targets(0, tokens, tokens) != tokens - 1
         else:
             assert read.sample is not None
             tokens = len(read.sample["tokens"])
             whole = whole_because(read.sample, self.spec.form)
-            masked = read.sample.get("loss_mask") is not None
-        if masked and batching.pours:
-            whole = "a loss mask"  # targets are counted by where packs end
+            is_masked = "loss_mask" in read.sample
+        if is_masked and batching.pours:
+            whole = "a loss_mask"  # targets are counted by where packs end
         try:
             if whole:
                 _check_whole(whole, tokens, batching)

@@ -307,7 +307,7 @@ def test_a_microbatch_without_spans_has_no_loss() -> None:
 @pytest.mark.parametrize(
     ("spec", "cp_rank", "cp_size", "message"),
     [
-        (Packed(seq_len=12, global_batch=1, pad_to_multiple=6), 0, 4, "sequence.*multiple of 2"),
+        (Packed(seq_len=12, global_batch=1, pad_to_multiple=6), 0, 4, "seq_len.*multiple of 2"),
         (Packed(seq_len=16, global_batch=1, pad_to_multiple=2), 0, 2, "pad_to_multiple"),
         (Packed(seq_len=16, global_batch=1, pad_to_multiple=4), 2, 2, "rank"),
         (Packed(seq_len=16, global_batch=1, pad_to_multiple=4), 0, 0, "rank"),
