@@ -1,7 +1,7 @@
 """An index: one Arrow file that tells of every record what planning needs, without its payload.
 
-A record batch for each shard of the source, a row for each row of the shard. The schema carries a
-header that says of which data and of which transform it tells.
+A row for each row of the source's shards, shard after shard, each in record batches of its own. The
+schema carries a header that says of which data and of which transform it tells.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from megadask.scheduling.spec import SourceSpec
 
 VERSION = 1
+#: Rows of a record batch, but for the last one of a shard: what a loader holds of an index.
+BATCH_ROWS = 2**14
 _HEADER = b"megadask.index"
 _ITEMS, _SCALAR = "items:", "scalar:"
 
@@ -89,13 +92,16 @@ class IndexReader:
         Of the index.
     reader
         Of the records, which tells the shards.
-    header
-        What the index said of itself when the pipeline was declared, as JSON.
+    ident
+        Which index it was when the pipeline was declared.
+    first_batches
+        Where the record batches of each shard begin, and where those of the last one end.
     """
 
     url: str
     reader: Reader
-    header: str
+    ident: str
+    first_batches: tuple[int, ...]
 
     def shards(self) -> Sequence[Shard]:
         """Return the shards of the records."""
@@ -103,11 +109,13 @@ class IndexReader:
 
     def read(self, shard: int, start: int = 0) -> Iterator[Any]:
         """Yield an entry for each record, or what is bad about it."""
-        batch = self._batch(shard)
-        columns = {name: batch.column(name) for name in batch.schema.names}
-        for row in range(start, batch.num_rows):
-            values = {name: column[row] for name, column in columns.items()}
-            yield _entry(values)
+        number, row = divmod(start, BATCH_ROWS)
+        for batch in self._batches(range(*self.first_batches[shard : shard + 2])[number:]):
+            columns = {name: batch.column(name) for name in batch.schema.names}
+            while row < batch.num_rows:
+                yield _entry({name: column[row] for name, column in columns.items()})
+                row += 1
+            row = 0
 
     def fingerprint(self) -> str:
         """Return that of the records."""
@@ -117,21 +125,22 @@ class IndexReader:
         """Return the files of the records."""
         return self.reader.paths()
 
-    def _batch(self, shard: int) -> pa.RecordBatch:
+    def _batches(self, numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
         try:
             with open_arrow(self.url) as file, pa.ipc.open_file(file) as index:
-                if _header(index) != json.loads(self.header):
+                if _header(index).get("id") != self.ident:
                     raise ConfigError(
                         f"index {self.url} is another one than when the pipeline was declared",
                         remedy="Start again.",
                     )
-                batch = index.get_batch(shard)
-                batch.validate(full=True)
+                for number in numbers:
+                    batch = index.get_batch(number)
+                    batch.validate(full=True)
+                    yield batch
         except ARROW_ERRORS as error:
             if is_storage_error(error):
                 raise
             raise _no_index(self.url, error) from error
-        return batch
 
 
 def open_index(path: str, spec: SourceSpec) -> IndexReader:
@@ -142,7 +151,7 @@ def open_index(path: str, spec: SourceSpec) -> IndexReader:
     (url,) = absolute(path)
     try:
         with open_arrow(url) as file, pa.ipc.open_file(file) as index:
-            header, num_shards = _header(index), index.num_record_batches
+            header, num_batches = _header(index), index.num_record_batches
     except FileNotFoundError as error:
         raise ConfigError(
             f"source {spec.name!r}: there is no index {url}",
@@ -164,10 +173,11 @@ def open_index(path: str, spec: SourceSpec) -> IndexReader:
     missing = [name for name in spec.scalars if name not in header["scalars"]]
     if missing:
         raise _wrong(spec, url, "lacks scalars", header["scalars"], missing, header)
-    shards = len(spec.reader.shards())
-    if num_shards != shards:
-        raise _wrong(spec, url, "is incomplete", f"{num_shards} shards", f"{shards}", header)
-    return IndexReader(url=url, reader=spec.reader, header=json.dumps(header))
+    first_batches = (0, *accumulate(header["batches"]))
+    if (len(first_batches) - 1, first_batches[-1]) != (len(spec.reader.shards()), num_batches):
+        got = f"{len(header['batches'])} shards in {num_batches} batches"
+        raise _wrong(spec, url, "is damaged", got, f"{len(spec.reader.shards())} shards", header)
+    return IndexReader(url=url, reader=spec.reader, ident=header["id"], first_batches=first_batches)
 
 
 def _wrong(
