@@ -7,13 +7,13 @@ schema carries a header that says of which data and of which transform it tells.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 import megadask
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 VERSION = 1
 #: Rows of a record batch, but for the last one of a shard: what a loader holds of an index.
 BATCH_ROWS = 2**14
+_AT_A_TIME = 256  # rows turned into entries
 _HEADER = b"megadask.index"
 _ITEMS, _SCALAR = "items:", "scalar:"
 
@@ -111,10 +112,10 @@ class IndexReader:
         """Yield an entry for each record, or what is bad about it."""
         number, row = divmod(start, BATCH_ROWS)
         for batch in self._batches(range(*self.first_batches[shard : shard + 2])[number:]):
-            columns = {name: batch.column(name) for name in batch.schema.names}
             while row < batch.num_rows:
-                yield _entry({name: column[row] for name, column in columns.items()})
-                row += 1
+                part = batch.slice(row, _AT_A_TIME)
+                yield from _entries(part)
+                row += part.num_rows
             row = 0
 
     def fingerprint(self) -> str:
@@ -216,37 +217,30 @@ def _form(form: Form) -> dict[str, Any]:
     }
 
 
-def _entry(values: dict[str, Any]) -> Entry | BadRecord:
-    verdict = values["verdict"].as_py()
-    if verdict == Verdict.SKIPPED:
-        return BadRecord(str(values["reason"].as_py()))
-    if verdict == Verdict.TOMBSTONE:
-        raise TruncatedShard(str(values["reason"].as_py()))
-    runs = values["loss_runs"]
-    return Entry(
-        tokens=values["tokens"].as_py() if verdict == Verdict.OK else 0,
-        loss_runs=runs.values.to_numpy() if runs.is_valid else None,
-        size_bytes=values["bytes"].as_py(),
-        checksum=values["checksum"].as_py(),
-        scalars={
-            name.removeprefix(_SCALAR): value.as_py() if value.is_valid else float("nan")
-            for name, value in values.items()
-            if name.startswith(_SCALAR)
-        },
-        items={
-            name.removeprefix(_ITEMS): value.as_py() or []
-            for name, value in values.items()
-            if name.startswith(_ITEMS)
-        },
-        whole=values["whole"].as_py(),
+def _entries(batch: pa.RecordBatch) -> Iterator[Entry | BadRecord]:
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    scalars, items = (
+        {name.removeprefix(kind): columns[name] for name in columns if name.startswith(kind)}
+        for kind in (_SCALAR, _ITEMS)
     )
+    names = ("verdict", "tokens", "bytes", "checksum", "reason", "whole", "loss_runs")
+    rows = zip(*(columns[name] for name in names), strict=True)
+    for row, (verdict, tokens, size_bytes, checksum, reason, whole, runs) in enumerate(rows):
+        if verdict == Verdict.SKIPPED:
+            yield BadRecord(reason)
+        elif verdict == Verdict.TOMBSTONE:
+            raise TruncatedShard(reason)
+        else:
+            yield Entry(
+                tokens=tokens,
+                loss_runs=None if runs is None else np.array(runs, np.int64),
+                size_bytes=size_bytes,
+                checksum=checksum,
+                scalars={name: _number(column[row]) for name, column in scalars.items()},
+                items={name: column[row] or () for name, column in items.items()},
+                whole=whole,
+            )
 
 
-def is_index(path: str) -> bool:
-    """Whether a file is an index."""
-    try:
-        with open_arrow(os.fspath(path)) as file, pa.ipc.open_file(file) as index:
-            _header(index)
-    except ARROW_ERRORS:
-        return False
-    return True
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
