@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import cloudpickle
 import fsspec.core
@@ -24,7 +25,7 @@ from megadask.readers.paths import absolute
 from megadask.scheduling.known import Entry, mask_runs
 from megadask.scheduling.lanes import check_failures, judge, shard_rows, where_is
 from megadask.scheduling.samples import item_lengths, payload_of, weigh, whole_because
-from megadask.sidecar import header_of, row_of, schema_of
+from megadask.sidecar import BATCH_ROWS, header_of, row_of, schema_of
 from megadask.transforms import wants_rng
 
 if TYPE_CHECKING:
@@ -101,21 +102,30 @@ def index(
         raise ConfigError("index(workers=)", got=repr(workers), limit="an integer >= 1")
     spec = _spec(source, pipeline)
     (url,) = absolute(os.fspath(path))
-    schema = schema_of(spec, header_of(spec))
     counts = dict.fromkeys(Verdict, 0)
     num_tokens, reason = 0, None
-    with _writer(url, schema) as writer, _batches(spec, workers) as batches:
+    num_batches: list[int] = []
+    # The header says how many batches each shard has, and comes first in the file.
+    with tempfile.TemporaryFile(prefix="megadask-") as held:
         total = len(spec.reader.shards())
-        for done, batch in enumerate(batches, 1):
-            writer.write_batch(batch)
-            for verdict in Verdict:
-                mask = batch.column("verdict").to_numpy() == verdict
-                counts[verdict] += int(mask.sum())
-            num_tokens += int(batch.column("tokens").to_numpy().sum())
-            if reason is None:
-                reason = next((r for r in batch.column("reason").to_pylist() if r), None)
-            if progress is not None:
-                progress(done, total)
+        with (
+            pa.ipc.new_stream(held, schema_of(spec, {})) as writer,
+            _shards(spec, workers) as shards,
+        ):
+            for batches in shards:
+                num_batches.append(0)
+                for batch in batches:
+                    writer.write_batch(batch)
+                    num_batches[-1] += 1
+                    for verdict in Verdict:
+                        mask = batch.column("verdict").to_numpy() == verdict
+                        counts[verdict] += int(mask.sum())
+                    num_tokens += int(batch.column("tokens").to_numpy().sum())
+                    if reason is None:
+                        reason = next((r for r in batch.column("reason").to_pylist() if r), None)
+                if progress is not None:
+                    progress(len(num_batches), total)
+        _publish(url, held, schema_of(spec, {**header_of(spec), "batches": num_batches}))
     return Indexed(
         url=url,
         num_shards=total,
@@ -128,8 +138,8 @@ def index(
     )
 
 
-def index_shard(spec: SourceSpec, shard: int) -> pa.RecordBatch:
-    """Return what there is to know of the records of one shard, a row each."""
+def index_shard(spec: SourceSpec, shard: int) -> Iterator[pa.RecordBatch]:
+    """Yield what there is to know of the records of one shard, a row each."""
     name = spec.reader.shards()[shard].name
     rows: list[dict[str, Any]] = []
     failures = 0
@@ -139,9 +149,17 @@ def index_shard(spec: SourceSpec, shard: int) -> pa.RecordBatch:
         failures = check_failures(spec, failures, read.reason)
         reason = None if read.reason is None else read.reason.removeprefix(f"{where}: ")
         rows.append(row_of(read.verdict, _entry(spec, read), reason))
+        if len(rows) == BATCH_ROWS:
+            yield _batch(spec, rows)
+            rows.clear()
+    if rows:
+        yield _batch(spec, rows)
+
+
+def _batch(spec: SourceSpec, rows: list[dict[str, Any]]) -> pa.RecordBatch:
     schema = schema_of(spec, {})
     columns = [pa.array([row.get(f.name) for row in rows], f.type) for f in schema]
-    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _entry(spec: SourceSpec, read: Read) -> Entry | None:
@@ -192,8 +210,8 @@ def _bare(source: Source) -> Source:
 
 
 @contextmanager
-def _batches(spec: SourceSpec, workers: int) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Yield the batches of all shards in order, made here or in so many processes."""
+def _shards(spec: SourceSpec, workers: int) -> Iterator[Iterator[Iterable[pa.RecordBatch]]]:
+    """Yield the batches of each shard in order, made here or in so many processes."""
     shards = range(len(spec.reader.shards()))
     if workers == 1:
         yield map(partial(index_shard, spec), shards)
@@ -204,7 +222,7 @@ def _batches(spec: SourceSpec, workers: int) -> Iterator[Iterator[pa.RecordBatch
         workers, mp_context=get_context("spawn"), initializer=_take, initargs=(blob,)
     ) as pool:
         try:
-            yield (pa.ipc.open_stream(data).read_next_batch() for data in pool.map(_work, shards))
+            yield (pa.ipc.open_stream(data) for data in pool.map(_work, shards))
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -217,28 +235,29 @@ def _take(blob: bytes) -> None:
 
 
 def _work(shard: int) -> bytes:
-    batch = index_shard(_taken[0], shard)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
+    with pa.ipc.new_stream(sink, schema_of(_taken[0], {})) as stream:
+        for batch in index_shard(_taken[0], shard):
+            stream.write_batch(batch)
     return bytes(sink.getvalue())
 
 
-@contextmanager
-def _writer(url: str, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
-    """Yield a writer of a file that is there only once it is complete."""
+def _publish(url: str, held: IO[bytes], schema: pa.Schema) -> None:
+    """Write the batches that are held to a file that is there only once it is complete."""
     filesystem, path = fsspec.core.url_to_fs(url)
     is_local = "://" not in url
     unfinished = f"{path}.part" if is_local else path
     if is_local:
         os.makedirs(os.path.dirname(path), exist_ok=True)
+    held.seek(0)
     try:
         with (
+            pa.ipc.open_stream(held) as batches,
             filesystem.open(unfinished, "wb") as file,
-            pa.PythonFile(file, mode="w") if not is_local else nullcontext(file) as sink,
-            pa.ipc.new_file(sink, schema) as writer,
+            pa.ipc.new_file(file, schema) as writer,
         ):
-            yield writer
+            for batch in batches:
+                writer.write_batch(batch)
     except BaseException:
         if filesystem.exists(unfinished):
             filesystem.rm(unfinished)

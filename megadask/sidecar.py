@@ -1,18 +1,19 @@
 """An index: one Arrow file that tells of every record what planning needs, without its payload.
 
-A record batch for each shard of the source, a row for each row of the shard. The schema carries a
-header that says of which data and of which transform it tells.
+A row for each row of the source's shards, shard after shard, each in record batches of its own. The
+schema carries a header that says of which data and of which transform it tells.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 import megadask
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from megadask.scheduling.spec import SourceSpec
 
 VERSION = 1
+#: Rows of a record batch, but for the last one of a shard: what a loader holds of an index.
+BATCH_ROWS = 2**14
+_AT_A_TIME = 256  # rows turned into entries
 _HEADER = b"megadask.index"
 _ITEMS, _SCALAR = "items:", "scalar:"
 
@@ -89,13 +93,16 @@ class IndexReader:
         Of the index.
     reader
         Of the records, which tells the shards.
-    header
-        What the index said of itself when the pipeline was declared, as JSON.
+    ident
+        Which index it was when the pipeline was declared.
+    first_batches
+        Where the record batches of each shard begin, and where those of the last one end.
     """
 
     url: str
     reader: Reader
-    header: str
+    ident: str
+    first_batches: tuple[int, ...]
 
     def shards(self) -> Sequence[Shard]:
         """Return the shards of the records."""
@@ -103,11 +110,13 @@ class IndexReader:
 
     def read(self, shard: int, start: int = 0) -> Iterator[Any]:
         """Yield an entry for each record, or what is bad about it."""
-        batch = self._batch(shard)
-        columns = {name: batch.column(name) for name in batch.schema.names}
-        for row in range(start, batch.num_rows):
-            values = {name: column[row] for name, column in columns.items()}
-            yield _entry(values)
+        number, row = divmod(start, BATCH_ROWS)
+        for batch in self._batches(range(*self.first_batches[shard : shard + 2])[number:]):
+            while row < batch.num_rows:
+                part = batch.slice(row, _AT_A_TIME)
+                yield from _entries(part)
+                row += part.num_rows
+            row = 0
 
     def fingerprint(self) -> str:
         """Return that of the records."""
@@ -117,21 +126,22 @@ class IndexReader:
         """Return the files of the records."""
         return self.reader.paths()
 
-    def _batch(self, shard: int) -> pa.RecordBatch:
+    def _batches(self, numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
         try:
             with open_arrow(self.url) as file, pa.ipc.open_file(file) as index:
-                if _header(index) != json.loads(self.header):
+                if _header(index).get("id") != self.ident:
                     raise ConfigError(
                         f"index {self.url} is another one than when the pipeline was declared",
                         remedy="Start again.",
                     )
-                batch = index.get_batch(shard)
-                batch.validate(full=True)
+                for number in numbers:
+                    batch = index.get_batch(number)
+                    batch.validate(full=True)
+                    yield batch
         except ARROW_ERRORS as error:
             if is_storage_error(error):
                 raise
             raise _no_index(self.url, error) from error
-        return batch
 
 
 def open_index(path: str, spec: SourceSpec) -> IndexReader:
@@ -142,7 +152,7 @@ def open_index(path: str, spec: SourceSpec) -> IndexReader:
     (url,) = absolute(path)
     try:
         with open_arrow(url) as file, pa.ipc.open_file(file) as index:
-            header, num_shards = _header(index), index.num_record_batches
+            header, num_batches = _header(index), index.num_record_batches
     except FileNotFoundError as error:
         raise ConfigError(
             f"source {spec.name!r}: there is no index {url}",
@@ -164,10 +174,11 @@ def open_index(path: str, spec: SourceSpec) -> IndexReader:
     missing = [name for name in spec.scalars if name not in header["scalars"]]
     if missing:
         raise _wrong(spec, url, "lacks scalars", header["scalars"], missing, header)
-    shards = len(spec.reader.shards())
-    if num_shards != shards:
-        raise _wrong(spec, url, "is incomplete", f"{num_shards} shards", f"{shards}", header)
-    return IndexReader(url=url, reader=spec.reader, header=json.dumps(header))
+    first_batches = (0, *accumulate(header["batches"]))
+    if (len(first_batches) - 1, first_batches[-1]) != (len(spec.reader.shards()), num_batches):
+        got = f"{len(header['batches'])} shards in {num_batches} batches"
+        raise _wrong(spec, url, "is damaged", got, f"{len(spec.reader.shards())} shards", header)
+    return IndexReader(url=url, reader=spec.reader, ident=header["id"], first_batches=first_batches)
 
 
 def _wrong(
@@ -206,37 +217,30 @@ def _form(form: Form) -> dict[str, Any]:
     }
 
 
-def _entry(values: dict[str, Any]) -> Entry | BadRecord:
-    verdict = values["verdict"].as_py()
-    if verdict == Verdict.SKIPPED:
-        return BadRecord(str(values["reason"].as_py()))
-    if verdict == Verdict.TOMBSTONE:
-        raise TruncatedShard(str(values["reason"].as_py()))
-    runs = values["loss_runs"]
-    return Entry(
-        tokens=values["tokens"].as_py() if verdict == Verdict.OK else 0,
-        loss_runs=runs.values.to_numpy() if runs.is_valid else None,
-        size_bytes=values["bytes"].as_py(),
-        checksum=values["checksum"].as_py(),
-        scalars={
-            name.removeprefix(_SCALAR): value.as_py() if value.is_valid else float("nan")
-            for name, value in values.items()
-            if name.startswith(_SCALAR)
-        },
-        items={
-            name.removeprefix(_ITEMS): value.as_py() or []
-            for name, value in values.items()
-            if name.startswith(_ITEMS)
-        },
-        whole=values["whole"].as_py(),
+def _entries(batch: pa.RecordBatch) -> Iterator[Entry | BadRecord]:
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    scalars, items = (
+        {name.removeprefix(kind): columns[name] for name in columns if name.startswith(kind)}
+        for kind in (_SCALAR, _ITEMS)
     )
+    names = ("verdict", "tokens", "bytes", "checksum", "reason", "whole", "loss_runs")
+    rows = zip(*(columns[name] for name in names), strict=True)
+    for row, (verdict, tokens, size_bytes, checksum, reason, whole, runs) in enumerate(rows):
+        if verdict == Verdict.SKIPPED:
+            yield BadRecord(reason)
+        elif verdict == Verdict.TOMBSTONE:
+            raise TruncatedShard(reason)
+        else:
+            yield Entry(
+                tokens=tokens,
+                loss_runs=None if runs is None else np.array(runs, np.int64),
+                size_bytes=size_bytes,
+                checksum=checksum,
+                scalars={name: _number(column[row]) for name, column in scalars.items()},
+                items={name: column[row] or () for name, column in items.items()},
+                whole=whole,
+            )
 
 
-def is_index(path: str) -> bool:
-    """Whether a file is an index."""
-    try:
-        with open_arrow(os.fspath(path)) as file, pa.ipc.open_file(file) as index:
-            _header(index)
-    except ARROW_ERRORS:
-        return False
-    return True
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value

@@ -143,6 +143,7 @@ def _status(loader: SourceLoader) -> dict[str, Any]:
         "cached_samples": len(loader.cache),
         "rereads": loader.num_rereads,
         "skip_reasons": list(loader.skip_reasons),
+        "fillers": len(loader.filled),
         "open_lanes": loader.num_open_lanes,
     }
 

@@ -88,12 +88,14 @@ class SourceLoader:
 
     def __init__(self, spec: SourceSpec, limit_bytes: int, *, standby: bool = False) -> None:
         self.spec = spec
-        self.cache = SampleCache(limit_bytes, standby=standby)
+        # Where payload is read for planned samples, what was passed on the way takes its share.
+        share_bytes = limit_bytes if spec.known is None else limit_bytes // 2
+        self.cache = SampleCache(share_bytes, standby=standby)
         self.num_rereads = 0
         self.skip_reasons: list[str] = []
         self.filled: dict[_Key, str] = {}  # what failed when it was planned, why
         self._open: dict[int, _OpenLane] = {}
-        self._forward = None if spec.known is None else Forward(spec, limit_bytes)
+        self._forward = None if spec.known is None else Forward(spec, share_bytes)
         self._failures = 0
 
     def describe(self, epoch: int, cursors: Mapping[int, LaneCursor], until: int) -> Described:
@@ -271,7 +273,7 @@ class SourceLoader:
             else:
                 reads = read_rows(self.spec, epoch, lane, cursors)
             for read in reads:
-                self.num_rereads += 1
+                self.num_rereads += self._forward is None
                 key = (epoch, lane, read.position)
                 found[key] = self._checked(key, read, missing[key][1])
             _close(reads)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import megadask as md
-from megadask import cli
+from megadask import cli, indexing, sidecar
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
@@ -87,6 +87,24 @@ def test_an_index_tells_all_that_reading_does(tmp_path: Path, workers: int) -> N
     for shuffle in (1, 2):
         shuffled = [replace(one.sources[0], shuffle=shuffle) for one in (declare(source), known)]
         assert same(*(described(declare(one)) for one in shuffled))
+
+
+def test_a_shard_of_many_rows_is_several_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which a loader holds one."""
+    for module in (indexing, sidecar):
+        monkeypatch.setattr(module, "BATCH_ROWS", 3)
+    shards = [documents(*range(1, 9)), [], documents(*range(1, 7)), documents(4)]
+    source = md.Source("a", MemoryReader(shards))
+    md.index(source, tmp_path / "a.arrow")
+    known = declare(replace(source, index=tmp_path / "a.arrow")).source_specs()["a"].known
+    assert isinstance(known, sidecar.IndexReader)
+    assert known.first_batches == (0, 3, 3, 5, 6)
+    for shard, records in enumerate(shards):
+        lengths = [len(record["tokens"]) for record in records]
+        for start in range(len(lengths) + 2):
+            assert [entry.tokens for entry in known.read(shard, start)] == lengths[start:]
 
 
 def test_under_raise_what_is_bad_is_an_error_as_without_an_index(tmp_path: Path) -> None:
