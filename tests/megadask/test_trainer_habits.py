@@ -50,6 +50,8 @@ def whole(client: Client) -> list[list[Seen]]:
         ({"names": ["tokens"]}, "dict of names"),
         ({"names": {"labels": "y"}, "keys": ["tokens"]}, "names.*'labels'"),
         ({"names": {"tokens": "ids"}, "preset": "hf"}, "names.*'tokens'"),
+        ({"keys": ["labels"], "preset": "hf"}, "both of.*loss_mask"),
+        ({"keys": ["cu_seqlens_padded"], "preset": "hf"}, "both of.*max_seqlen"),
         ({"pin_memory": "yes"}, "pin_memory"),
     ],
 )
