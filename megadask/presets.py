@@ -42,6 +42,9 @@ _HF_NAMES: dict[str, tuple[str, ...]] = {
     "lengths": (),
 }
 
+#: What the preset can use only together.
+_HF_PAIRS = (("labels", "loss_mask"), ("cu_seqlens_padded", "max_seqlen"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
@@ -87,8 +90,16 @@ class Form:
     def check(self, arrays: Collection[str], *, is_sliced: bool) -> None:
         """Raise ConfigError unless `names` maps keys that there are, to keys that differ.
 
-        arrays: what batches may hold. is_sliced: as in `to_hf`.
+        arrays: what batches may hold; all that the preset makes something of together, or nothing.
+        is_sliced: as in `to_hf`.
         """
+        for pair in _HF_PAIRS if self.preset == "hf" else ():
+            if len({*pair} & {*arrays}) == 1:
+                raise ConfigError(
+                    'connect(keys=) with preset="hf"',
+                    got=sorted(arrays),
+                    limit=f"both of {pair}, or none of them",
+                )
         keys = list(dict.fromkeys([*self._keys(arrays, is_sliced=is_sliced), *FACTS]))
         if unknown := sorted(set(self.names) - set(keys)):
             raise ConfigError("connect(names=)", got=unknown, limit=f"some of {sorted(keys)}")
@@ -197,6 +208,8 @@ def to_hf(batch: Mapping[str, Any], *, is_sliced: bool) -> Batch:
         made |= {"input_ids": batch["tokens"], "use_cache": False}
     if "labels" in batch and "loss_mask" in batch:
         made |= _labels(batch, is_sliced=is_sliced)
+    elif "labels" in batch:  # somebody's own, of whatever task
+        made["labels"] = batch["labels"]
     if "attention_mask" in batch:
         made["attention_mask"] = batch["attention_mask"].long()
     elif is_sliced:

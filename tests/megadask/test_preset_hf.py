@@ -328,3 +328,26 @@ def test_a_loader_hands_out_what_the_model_takes(client: Client, name: str) -> N
             for i in range(0, len(t), SEQ)
         )  # fmt: skip
     assert_near(sum(map(sum, steps.values())), expected)
+
+
+def test_context_parallel_ranks_share_the_loss(client: Client, name: str) -> None:
+    """Each has its slice, without `labels`; targets are those of the whole."""
+    made = pipeline(
+        {"a": records([7, 30, 12, 61])},
+        seq_len=SEQ,
+        global_batch=2,
+        topology=md.ClientPlaceTree(cp=2),
+        packed={"pad_to_multiple": 4},
+    )
+    with md.serve(made, client, name=name) as service:
+        first, second = run(service, list, preset="hf", names={"max_seqlen": "max_length"})
+    for one, two in zip(first, second, strict=True):
+        for batch in (one, two):
+            assert not {"labels", "cu_seq_lens_q", "max_seqlen"} & set(batch)
+            assert batch["max_length"] == SEQ
+            assert batch["input_ids"].shape == batch["shift_labels"].shape == (1, SEQ // 2)
+            counted = batch["shift_labels"] >= 0
+            assert int(counted.sum()) == batch["num_loss_tokens"]
+            assert (batch["shift_labels"] == batch["input_ids"] + 1)[counted].all()
+    total = sum(batch["num_loss_tokens"] for batch in (*first, *second))
+    assert total == 6 + 29 + 11 + 60

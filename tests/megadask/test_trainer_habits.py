@@ -50,6 +50,8 @@ def whole(client: Client) -> list[list[Seen]]:
         ({"names": ["tokens"]}, "dict of names"),
         ({"names": {"labels": "y"}, "keys": ["tokens"]}, "names.*'labels'"),
         ({"names": {"tokens": "ids"}, "preset": "hf"}, "names.*'tokens'"),
+        ({"keys": ["labels"], "preset": "hf"}, "both of.*loss_mask"),
+        ({"keys": ["cu_seqlens_padded"], "preset": "hf"}, "both of.*max_seqlen"),
         ({"pin_memory": "yes"}, "pin_memory"),
     ],
 )
@@ -393,3 +395,93 @@ def test_scenario_9_many_in_a_row(client: Client, name: str) -> None:
 
     with md.serve(made, client, name=name) as service:
         assert run(service, body) == [md.errors.SourceError] * 2
+
+
+# Frameworks that ask for a batch ahead ----------------------------------------------------------
+
+
+def test_confirmed_batches_alone_count(client: Client, name: str, whole: list[list[Seen]]) -> None:
+    def body(loader: md.Loader) -> Any:
+        start = loader.state_dict()
+        batches = iter(loader)
+        seen = [see(next(batches)), see(next(batches))]
+        assert loader.state_dict() == start  # nothing is done
+        loader.done()
+        one = loader.state_dict()
+        assert (one["step"], one["microbatch"]) == (0, 1)
+        seen.append(see(next(batches)))
+        loader.load_state_dict(one)
+        with pytest.raises(md.errors.ConfigError, match="no batch left"):
+            loader.done()  # what was given before belongs to another timeline
+        assert loader.state_dict() == one
+        assert [see(batch) for batch in islice(loader, 2)] == seen[1:]
+        loader.done()
+        return loader.state_dict()["microbatch"]
+
+    with md.serve(pipeline(DATA), client, name=name) as service:
+        assert run(service, body, confirm=True) == [2, 2]
+        assert set(map(tuple, service.stats()["watermarks"].values())) == {(0, 2)}
+        rest = run(service, drain)
+    assert rest == [seen[2:] for seen in whole]
+
+
+def test_done_belongs_to_loaders_that_want_it(client: Client, name: str) -> None:
+    made = pipeline(DATA, topology=md.ClientPlaceTree())
+    with md.serve(made, client, name=name) as service:
+        with connect(service, 0) as loader, pytest.raises(md.errors.ConfigError, match="confirm"):
+            loader.done()
+        with (
+            connect(service, 0, confirm=True) as loader,
+            pytest.raises(md.errors.ConfigError, match="iterators"),
+        ):
+            loader.iterators(2)
+
+
+def test_lightning_resumes_behind_what_it_trained_on(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    """From a checkpoint in the middle of a step; without `confirm` a batch would be missing."""
+    import lightning
+
+    seen: list[tuple[int, int]] = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            seen.append((batch["step"], batch["microbatch"]))
+            return (self.weight * batch["loss_mask"]).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Confirm(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            trainer.train_dataloader.done()
+
+    def fit(loader: md.Loader, steps: int, checkpoint: str | None) -> Any:
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+        trainer = lightning.Trainer(
+            max_steps=steps,
+            callbacks=[Confirm()],
+            accelerator="cpu",
+            devices=1,
+            enable_model_summary=False,
+            **quiet,
+        )
+        trainer.fit(Module(), loader, ckpt_path=checkpoint, weights_only=False)
+        return trainer
+
+    made = pipeline(DATA, topology=md.ClientPlaceTree(), global_batch=4)
+    path = str(tmp_path / "last.ckpt")
+    with md.serve(made, client, name=f"{name}-1") as service, connect(service, 0) as loader:
+        expected = [(batch["step"], batch["microbatch"]) for batch in islice(loader, 9)]
+    with md.serve(made, client, name=name) as service:
+        with connect(service, 0, confirm=True) as loader:
+            fit(loader, 6, None).save_checkpoint(path)
+        with connect(service, 0, confirm=True) as loader:
+            trainer = fit(loader, 9, path)
+            assert trainer.global_step == 9
+    assert seen == expected
