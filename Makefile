@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wheel check faults bench notebooks format clean $(VENV)
+.PHONY: help demo test test-wheel check examples faults bench notebooks format clean $(VENV)
 
 help:
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -42,6 +42,9 @@ check: $(INSTALLED) ## lint, format, types, architecture
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict -p megadask
 	$(PYTEST) -q tests/test_architecture.py
+
+examples: $(INSTALLED) ## train the example of examples/vlm on photographs
+	$(BIN)/python examples/vlm/train.py
 
 faults: $(INSTALLED) ## run the tests that kill and stop processes
 	$(PYTEST) tests/faults $(PYTEST_ARGS)

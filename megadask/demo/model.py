@@ -64,7 +64,13 @@ class DocumentTransformer(nn.Module):
         for weight in (self.embedding.weight, self.head.weight):  # the first loss is log(V)
             nn.init.normal_(weight, std=0.02)
 
-    def forward(self, tokens: Tensor, position_ids: Tensor, cu_seqlens_padded: Tensor) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        position_ids: Tensor,
+        cu_seqlens_padded: Tensor,
+        embeddings: Tensor | None = None,
+    ) -> Tensor:
         """Return (Q, T, V) logits of the next token.
 
         Parameters
@@ -74,11 +80,14 @@ class DocumentTransformer(nn.Module):
         cu_seqlens_padded
             (Q, D + 1) integers, where documents start in their pack, the last value repeated.
             Pads may count as tokens of their document, since they follow all of its real ones.
+        embeddings
+            (Q, T, E) in the place of those of the tokens.
         """
         num_packs, seq_len = tokens.shape
         lengths, is_tail = _segments(cu_seqlens_padded, seq_len)
         half = self.config.hidden // self.config.heads // 2
-        x_SE = self.embedding(tokens.reshape(-1))
+        x_QTE = self.embedding(tokens) if embeddings is None else embeddings
+        x_SE = x_QTE.reshape(num_packs * seq_len, -1)
         rates = 10_000.0 ** (-torch.arange(half, dtype=x_SE.dtype, device=x_SE.device) / half)
         angles = position_ids.reshape(-1, 1) * rates
         rotation = (angles.cos(), angles.sin())
