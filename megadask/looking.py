@@ -132,7 +132,8 @@ class _Notes:
         self.sample_bytes.append(_size_of(sample))
         self.record_bytes += self.watched.record_bytes
         for name, value in sample.items():
-            self.fields.setdefault(name, _describe(value))
+            if name not in self.fields:
+                self.fields[name] = _describe(value)
             if name in self.spec.modalities or _is_items(value):
                 lengths = [len(item) for item in ([] if value is None else value)]
                 self.items.setdefault(name, {})[number] = lengths
@@ -163,12 +164,17 @@ def _look(spec: SourceSpec, num: int, spread: bool, num_samples: int) -> SourceL
     notes = _Notes(spec, watched)
     parts = _some_shards(spec, notes) if spread else _all_lanes(spec, notes)
     every = max(1, num // max(1, num_samples))
-    began = time.perf_counter()
+    seconds = 0.0
     with closing(_in_turns(parts, MOST_OPEN if spread else spec.lanes)) as reads:
-        for number, (lane, read) in enumerate(islice(reads, num)):
+        for number in range(num):
+            began = time.perf_counter()
+            record = next(reads, None)
+            seconds += time.perf_counter() - began
+            if record is None:
+                break
             due = number >= every * len(notes.previews) and len(notes.previews) < num_samples
-            notes.add(lane, read, due)
-    return _summed_up(spec.name, notes, time.perf_counter() - began)
+            notes.add(*record, due)
+    return _summed_up(spec.name, notes, seconds)
 
 
 def _in_turns(parts: Iterator[_Reads], most: int) -> _Reads:
@@ -281,7 +287,8 @@ def _size_of(value: Any) -> int:
     if isinstance(value, Mapping):
         return sum(map(_size_of, value.values()))
     if isinstance(value, list | tuple):
-        return sum(map(_size_of, value))
+        plain = len(value) > 0 and isinstance(value[0], int | float)
+        return 8 * len(value) if plain else sum(map(_size_of, value))
     return 8 if isinstance(value, int | float | np.number) else 0
 
 
