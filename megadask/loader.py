@@ -289,10 +289,13 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved state. All ranks must; the next batch waits until they have.
 
+        Of several loads without a batch in between the last one holds. Where ranks wait for unlike
+        points, the next batch raises a StateError that names them.
+
         Raises
         ------
         StateError
-            The state belongs to another pipeline, or other ranks load another point.
+            The state belongs to another pipeline.
         """
         self._check_open()
         components, point = read_saved(state)

@@ -84,15 +84,17 @@ def look(
 
 @dataclass
 class _Watched:
-    """A transform that remembers what it was last given."""
+    """A transform that remembers what it was last given, and what it made of it."""
 
-    transform: Callable[..., Sample | None] | None
+    transform: Callable[..., Any] | None
     record: Any = None
     record_bytes: int = 0  # counted before the transform, which may change the record
+    sample: Any = None
 
-    def __call__(self, record: Any, **words: Any) -> Sample | None:
+    def __call__(self, record: Any, **words: Any) -> Any:
         self.record, self.record_bytes = record, _size_of(record)
-        return record if self.transform is None else self.transform(record, **words)
+        self.sample = record if self.transform is None else self.transform(record, **words)
+        return self.sample
 
 
 @dataclass
@@ -100,6 +102,7 @@ class _Notes:
     """What is gathered of one source while it is read."""
 
     spec: SourceSpec
+    watched: _Watched
     verdicts: dict[Verdict, int] = field(default_factory=lambda: dict.fromkeys(Verdict, 0))
     reasons: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -113,7 +116,7 @@ class _Notes:
     items: dict[str, dict[int, list[int]]] = field(default_factory=dict)
     previews: list[Preview] = field(default_factory=list)
 
-    def add(self, lane: int, read: Read, record_bytes: int, shows: bool) -> None:
+    def add(self, lane: int, read: Read, shows: bool) -> None:
         """Take note of a record; ``shows`` asks for a preview of it."""
         self.verdicts[read.verdict] += 1
         shard = lane_shards(self.spec, lane)[read.shard]
@@ -122,16 +125,19 @@ class _Notes:
             self.reasons.append(read.reason)
         if read.sample is None:
             return
-        sample, number = read.sample, len(self.lengths)
-        tokens = sample["tokens"]
+        number, tokens = len(self.lengths), read.sample["tokens"]
         self.lengths.append(len(tokens))
-        self.loss_tokens.append(_num_targets(sample))
+        self.loss_tokens.append(_num_targets(read.sample))
+        # The transform's own sample has what is not declared, too.
+        sample = self.watched.sample
         self.sample_bytes.append(_size_of(sample))
-        self.record_bytes += record_bytes
+        self.record_bytes += self.watched.record_bytes
         for name, value in sample.items():
-            self.fields.setdefault(name, _describe(value))
-            if _is_items(value) or name in self.spec.modalities:
-                self.items.setdefault(name, {})[number] = item_lengths(sample, name)
+            if name not in self.fields:
+                self.fields[name] = _describe(value)
+            if name in self.spec.modalities or _is_items(value):
+                lengths = [len(item) for item in ([] if value is None else value)]
+                self.items.setdefault(name, {})[number] = lengths
             elif isinstance(value, int | float | np.number | bool):
                 self.scalars.setdefault(name, {})[number] = float(value)
         if shows:
@@ -139,35 +145,37 @@ class _Notes:
 
     def _preview(self, lane: int, shard: int, read: Read) -> Preview:
         assert read.sample is not None
-        sample = read.sample
-        watched = self.spec.transform
-        assert isinstance(watched, _Watched)
-        tokens = sample["tokens"][:PREVIEW_TOKENS]
+        tokens = read.sample["tokens"][:PREVIEW_TOKENS]
+        rest = {name: value for name, value in self.watched.sample.items() if name != "tokens"}
         return Preview(
             id=SampleId(self.spec.name, 0, lane, read.position),
             shard=self.spec.reader.shards()[shard].name,
             row=read.row,
-            num_tokens=len(sample["tokens"]),
+            num_tokens=len(read.sample["tokens"]),
             tokens=np.array(tokens),
-            text=_decoded(watched.transform, tokens),
-            fields={name: _describe(value) for name, value in sample.items() if name != "tokens"},
-            record={name: _describe(value) for name, value in dict(watched.record).items()},
+            text=_decoded(self.watched.transform, tokens),
+            fields={name: _describe(value) for name, value in rest.items()},
+            record={name: _describe(value) for name, value in dict(self.watched.record).items()},
         )
 
 
 def _look(spec: SourceSpec, num: int, spread: bool, num_samples: int) -> SourceLook:
     watched = _Watched(spec.transform)
     spec = replace(spec, transform=watched, on_error="skip", max_consecutive_errors=2**62)
-    notes = _Notes(spec)
+    notes = _Notes(spec, watched)
     parts = _some_shards(spec, notes) if spread else _all_lanes(spec, notes)
     every = max(1, num // max(1, num_samples))
-    began = time.perf_counter()
+    seconds = 0.0
     with closing(_in_turns(parts, MOST_OPEN if spread else spec.lanes)) as reads:
-        for number, (lane, read) in enumerate(islice(reads, num)):
+        for number in range(num):
+            began = time.perf_counter()
+            record = next(reads, None)
+            seconds += time.perf_counter() - began
+            if record is None:
+                break
             due = number >= every * len(notes.previews) and len(notes.previews) < num_samples
-            notes.add(lane, read, watched.record_bytes, due)
-            watched.record_bytes = 0  # a record that cannot be decoded is not given to it
-    return _summed_up(spec.name, notes, time.perf_counter() - began)
+            notes.add(*record, due)
+    return _summed_up(spec.name, notes, seconds)
 
 
 def _in_turns(parts: Iterator[_Reads], most: int) -> _Reads:
@@ -230,7 +238,6 @@ def _summed_up(name: str, notes: _Notes, seconds: float) -> SourceLook:
     items = {
         name: Ragged.of([rows.get(n, []) for n in range(count)])
         for name, rows in notes.items.items()
-        if name != "sequences"
     }
     shards = notes.spec.reader.shards()
     return SourceLook(
@@ -257,7 +264,7 @@ def _shard_look(shard: Shard, num_read: int) -> ShardLook:
     )
 
 
-def _num_targets(sample: Sample) -> int:
+def _num_targets(sample: Mapping[str, Any]) -> int:
     mask = sample.get("loss_mask")
     return len(sample["tokens"]) - 1 if mask is None else int(np.count_nonzero(mask[1:]))
 
@@ -281,7 +288,8 @@ def _size_of(value: Any) -> int:
     if isinstance(value, Mapping):
         return sum(map(_size_of, value.values()))
     if isinstance(value, list | tuple):
-        return sum(map(_size_of, value))
+        plain = len(value) > 0 and isinstance(value[0], int | float)
+        return 8 * len(value) if plain else sum(map(_size_of, value))
     return 8 if isinstance(value, int | float | np.number) else 0
 
 

@@ -208,7 +208,10 @@ async def fence(run: Run, rank: int) -> None:
         owner = run.record.constructor_of(rank)
         return owner is None or run.heard.get(owner.incarnation, -1) >= version
 
-    await run.changed.wait_until(lambda: run.over or is_told(), TRUST_S)
+    def is_dead() -> bool:
+        return run.over or run.error is not None  # then constructors no longer ask
+
+    await run.changed.wait_until(lambda: is_dead() or is_told(), TRUST_S)
 
 
 async def look(
