@@ -442,6 +442,19 @@ def test_fixed_balances_by_what_the_documents_of_a_pack_cost() -> None:
     assert by["assignment"].draw_digest == by["none"].draw_digest
 
 
+@few_laws
+@given(worlds(batching=padded_batchings()), buckets, strategies)
+def test_ranks_get_equally_many_rows_where_that_is_asked_for(
+    world: World, num_buckets: int, strategy: Strategy
+) -> None:
+    strategy = replace(strategy, equal_counts=True)
+    driver = world.driver(num_buckets=num_buckets, strategy=strategy)
+    for drawn in driver.draws(6):
+        plan = driver.place(drawn)
+        assert np.ptp(np.bincount(plan.bucket_N, minlength=num_buckets)) <= 1
+        assert packs_of(plan) == canonical_packs(drawn)
+
+
 def test_rows_of_padded_can_be_counted_out_evenly() -> None:
     """Nine samples of uneven lengths over four ranks: 3, 2, 2, 2, none empty."""
     batching = Padded(seq_len=64, global_batch=12)
