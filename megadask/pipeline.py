@@ -83,6 +83,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", tuple(self.sources))
         self._check_sources()
+        self._check_fields()
         if not isinstance(self.seed, int) or self.seed < 0:
             raise ConfigError("Pipeline(seed=)", got=repr(self.seed), limit="an integer >= 0")
         if self.collate is not None and not callable(self.collate):
@@ -274,6 +275,16 @@ class Pipeline:
                         remedy="Samples would come twice. If that is meant: "
                         "Source(shares_files=True).",
                     )
+
+    def _check_fields(self) -> None:
+        items = {name for source in self.sources for name in source.modalities}
+        taken = items | {f"{name}_{part}" for name in items for part in ("index", "grid")}
+        if twice := sorted(taken & set(self.batching.aligned)):
+            raise ConfigError(
+                f"{self.batching.says('aligned')} and Source(modalities=) have one name",
+                got=twice,
+                remedy="What belongs to items is delivered with them.",
+            )
 
     def _check_pickles(self) -> None:
         parts: dict[str, Any] = {

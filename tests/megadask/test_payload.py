@@ -312,6 +312,15 @@ def test_what_a_source_declares_is_checked(options: Any, message: str) -> None:
         source("text", DATA["text"], **options)
 
 
+def test_a_field_has_no_name_of_items() -> None:
+    with pytest.raises(md.errors.ConfigError, match=r"Packed\(aligned=\) and.*'image_index'"):
+        pipeline(
+            DATA,
+            packed={"aligned": {"image_index": "int64"}},
+            sources={"modalities": ("image",)},
+        )
+
+
 def test_a_resumed_run_notices_other_payload() -> None:
     names = [
         pipeline({"text": DATA["text"]}, sources={"transform": text, **options}).components
