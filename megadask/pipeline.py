@@ -202,7 +202,7 @@ class Pipeline:
             topology=self.topology,
             limits=limits,
             extras=tuple(sorted({name for source in self.sources for name in source.extras})),
-            has_tokens=any(source.size is None for source in self.sources),
+            has_tokens=self._has_tokens,
             collate=None if self.collate is None else cloudpickle.dumps(self.collate),
         )
 
@@ -231,6 +231,7 @@ class Pipeline:
                 shuffle=source.block_rows,
                 extras=source.extras,
                 size=source.size,
+                counts_samples=not self._has_tokens,
             )
             for index, source in enumerate(self.sources)
         }
@@ -238,6 +239,10 @@ class Pipeline:
             source.name: replace(spec, known=known_reader(source, spec))
             for source, spec in zip(self.sources, specs.values(), strict=True)
         }
+
+    @property
+    def _has_tokens(self) -> bool:
+        return any(source.size is None for source in self.sources)
 
     @property
     def _deferral_text(self) -> str:
