@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from megadask.loader import Loader, connect
     from megadask.pipeline import Pipeline
     from megadask.planner import costs, lengths
-    from megadask.planner.batching import Packed
+    from megadask.planner.batching import Fixed, Packed, Padded
     from megadask.planner.graph import DGraph
     from megadask.planner.ids import SampleId
     from megadask.planner.schedule import Schedule
     from megadask.planner.simulating import simulate
     from megadask.planner.stream import Stream
     from megadask.planner.topology import ClientPlaceTree
+    from megadask.presets import model_inputs
     from megadask.scheduling.spec import Limits
     from megadask.service import Service, serve
     from megadask.source import Source
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ClientPlaceTree",
     "DGraph",
+    "Fixed",
     "Limits",
     "Loader",
     "Packed",
+    "Padded",
     "Pipeline",
     "SampleId",
     "Schedule",
@@ -45,6 +48,7 @@ __all__ = [
     "errors",
     "index",
     "lengths",
+    "model_inputs",
     "readers",
     "serve",
     "simulate",
@@ -55,9 +59,11 @@ __all__ = [
 _HOMES = {
     "ClientPlaceTree": "megadask.planner.topology:ClientPlaceTree",
     "DGraph": "megadask.planner.graph:DGraph",
+    "Fixed": "megadask.planner.batching:Fixed",
     "Limits": "megadask.scheduling.spec:Limits",
     "Loader": "megadask.loader:Loader",
     "Packed": "megadask.planner.batching:Packed",
+    "Padded": "megadask.planner.batching:Padded",
     "Pipeline": "megadask.pipeline:Pipeline",
     "SampleId": "megadask.planner.ids:SampleId",
     "Schedule": "megadask.planner.schedule:Schedule",
@@ -69,6 +75,7 @@ _HOMES = {
     "errors": "megadask.errors",
     "index": "megadask.indexing:index",
     "lengths": "megadask.planner.lengths",
+    "model_inputs": "megadask.presets:model_inputs",
     "readers": "megadask.readers",
     "serve": "megadask.service:serve",
     "simulate": "megadask.planner.simulating:simulate",

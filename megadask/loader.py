@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from distributed import Client, Security
-from numpy.typing import NDArray
 
+from megadask.confirmed import Confirmed
+from megadask.groups import Share, process_group
 from megadask.planner.errors import ConfigError
-from megadask.planner.ids import SampleId
+from megadask.presets import Batch, Form, Preset, known_keys
 from megadask.saved import another_pipeline, differences, read_saved, to_saved
-from megadask.scheduling.assemble import ARRAY_KEYS
-from megadask.scheduling.delivery import Microbatch, StepFacts
+from megadask.scheduling.delivery import StepFacts
 from megadask.scheduling.errors import DeadlineError, ServiceError
-from megadask.scheduling.record import Watermark
+from megadask.scheduling.point import Point
 from megadask.scheduling.trainer_link import TrainerLink
 from megadask.service import run_name
-
-#: A microbatch as tensors and facts; see docs/batches.md.
-Batch = dict[str, Any]
+from megadask.steps import Step
+from megadask.tee import Tee
+from megadask.tensors import to_batch
 
 
 def connect(
@@ -39,6 +37,11 @@ def connect(
     timeout: float = 120.0,
     force: bool = False,
     security: Security | None = None,
+    preset: Preset | None = None,
+    names: Mapping[str, str] | None = None,
+    pin_memory: bool = False,
+    group: Any = None,
+    confirm: bool = False,
 ) -> Loader:
     """Connect a trainer process to a service.
 
@@ -54,7 +57,8 @@ def connect(
         Of this trainer in the mesh; when None that of ``torch.distributed``, else of the
         environment (RANK or SLURM_PROCID), else 0.
     keys
-        The tensors to receive; all when None.
+        The tensors to receive, by the names of docs/batches.md; when None all, or those that the
+        rank's pipeline stage reads.
     prefetch
         Microbatches that are kept on their way while the trainer computes.
     timeout
@@ -63,11 +67,24 @@ def connect(
         Take the rank even if another trainer process has it.
     security
         TLS certificates of the cluster.
+    preset
+        ``"hf"`` for batches as Hugging Face's transformers take them, see `presets.to_hf`.
+    names
+        Other names for keys of the batch, such as ``{"tokens": "input_ids"}``.
+    pin_memory
+        Whether tensors lie in page-locked memory; ignored without CUDA.
+    group
+        A ``torch.distributed`` process group (or mesh of one dimension) of the ranks along the axes
+        of ``broadcast_at``: the first of them fetches, and each batch is broadcast over the group.
+        All its ranks connect at a time, and take every microbatch. Without it the others get facts.
+    confirm
+        Whether a batch counts as used by `Loader.done` only, not once the next one is asked for:
+        for frameworks that ask one ahead, as Lightning does.
 
     Raises
     ------
     ConfigError
-        The rank is not in the mesh.
+        The rank is not in the mesh, or an option cannot work.
     ClaimError
         Another trainer has the rank.
     DeadlineError
@@ -76,9 +93,10 @@ def connect(
     for name, value in (("prefetch", prefetch), ("timeout", timeout)):
         if value <= 0:
             raise ConfigError(f"connect({name}=)", got=value, limit="> 0")
-    unknown = [keys] if isinstance(keys, str) else sorted(set(keys or ()) - set(ARRAY_KEYS))
-    if unknown:
-        raise ConfigError("connect(keys=)", got=unknown, limit=f"a list of some of {ARRAY_KEYS}")
+    if isinstance(keys, str):
+        raise ConfigError("connect(keys=)", got=repr(keys), limit="a list of names")
+    form = Form(preset=preset, names=names or {}, pin_memory=pin_memory)
+    group = None if group is None else process_group(group)
     target: dict[str, Any] = {"address": str(address)}
     if Path(address).is_file():
         target = {"scheduler_file": str(address)}
@@ -104,6 +122,7 @@ def connect(
             limit=f"a connection within {timeout:g} s",
             remedy="Check the address, and that the scheduler is running.",
         ) from error
+    link = None
     try:
         link = TrainerLink(
             client,
@@ -114,8 +133,14 @@ def connect(
             keys=None if keys is None else tuple(keys),
             force=force,
         )
-        return Loader(client, link)
+        form.check(known_keys(keys, form.names, link.place), is_sliced=link.place["num_slices"] > 1)
+        share = None
+        if group is not None:
+            share = Share.of(group, link, timeout_s=timeout, keys=keys)
+        return Loader(client, link, form, share, Confirmed(link) if confirm else None)
     except BaseException:
+        if link is not None:
+            link.close()
         client.close()
         raise
 
@@ -146,11 +171,26 @@ class Loader:
     `close`. Not for use by several threads at once.
     """
 
-    def __init__(self, client: Client, link: TrainerLink) -> None:
+    def __init__(
+        self,
+        client: Client,
+        link: TrainerLink,
+        form: Form,
+        share: Share | None,
+        confirmed: Confirmed | None,
+    ) -> None:
         self._client = client
         self._link = link
-        self._tee: _Tee | None = None
+        self._form = form
+        self._is_inproc = str(getattr(client.scheduler, "address", "")).startswith("inproc")
+        self._is_sliced = link.place["num_slices"] > 1
+        self._share = share
+        self._confirmed = confirmed
+        self._tee: Tee | None = None
         self._num_batches = 0
+        self._num_bytes = 0
+        self._pass_batches = 0
+        self._pass_length: int | None = None
         self._closed = False
 
     @property
@@ -188,21 +228,63 @@ class Loader:
 
         A microbatch is acknowledged, and counts in `state_dict`, when all of them have passed it;
         one may run ahead of the others by ``Limits(lead_steps=)`` steps. What it has passed and the
-        others have not is kept in this process.
+        others have not is kept in this process. They give the same tensors, not copies.
         """
         if count < 1:
             raise ConfigError("iterators(count)", got=count, limit=">= 1")
+        if self._confirmed is not None:
+            raise ConfigError("iterators(count) of a loader with confirm=True", got=count)
         self._begin_pass()
-        self._tee = _Tee(self, count)
+        self._tee = Tee(self, count)
         return tuple(self._tee.iterator(cursor) for cursor in range(count))
+
+    def done(self) -> None:
+        """Say that the oldest batch that is not yet done was used; see ``connect(confirm=True)``.
+
+        `state_dict` is behind the last one that is done, and so are acknowledgements.
+        """
+        if self._confirmed is None:
+            raise ConfigError("loader.done()", got="confirm=False", limit="connect(confirm=True)")
+        self._confirmed.done()
+
+    def __len__(self) -> int:
+        """Return how many microbatches a pass has, where that is known: after a whole one.
+
+        That is over a pipeline with ``restart=True``, whose passes are alike (unless its mixture
+        was set since).
+
+        Raises
+        ------
+        TypeError
+            It is not known: what a step holds is decided as it is planned.
+        """
+        if self._pass_length is None:
+            raise TypeError(
+                "the length of this loader is not known: how many microbatches there are depends "
+                "on the lengths of all documents and on what is filtered; only a pipeline with "
+                "restart=True has one, once a pass has ended"
+            )
+        return self._pass_length
+
+    def __bool__(self) -> bool:
+        return True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: epochs advance, and are shuffled anew, by themselves.
+
+        Here for loops that call it, as they do for ``DistributedSampler``. The epoch of a sample is
+        in its `SampleId`; to begin elsewhere use `load_state_dict`.
+        """
+        if _integer("set_epoch(epoch)", epoch) < 0:
+            raise ConfigError("set_epoch(epoch)", got=epoch, limit=">= 0")
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands: behind the last batch that it gave out.
 
         Small, free of topology, equal on all ranks at the same point; makes no call.
         """
-        point = self._link.point if self._tee is None else self._tee.point
-        return to_saved(self._link.components, point)
+        source = self._confirmed or self._tee or self._link
+        return to_saved(self._link.components, source.point)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved state. All ranks must; the next batch waits until they have.
@@ -218,18 +300,18 @@ class Loader:
             remedy = "Serve the pipeline that saved it; to add sources, use serve(resume=state)."
             raise another_pipeline(found, remedy)
         self._tee = None
-        self._link.rewind(point)
+        self._rewind(point)
 
     def stats(self) -> dict[str, Any]:
-        """Return counts of this loader: batches given out, and seconds spent waiting for them."""
-        return {"rank": self.rank, "batches": self._num_batches, "wait_s": self._link.wait_s}
+        """Return counts of this loader: batches given out, bytes fetched, seconds waited."""
+        counts = {"batches": self._num_batches, "fetched_bytes": self._num_bytes}
+        return {"rank": self.rank, **counts, "wait_s": self._link.wait_s}
 
     def close(self) -> None:
         """Acknowledge the last batch, give the rank back and disconnect. Safe to call again."""
         if not self._closed:
             self._closed = True
-            if self._tee is None:
-                self._link.consume(self._link.position)
+            self._use_up()
             self._link.close()
             self._client.close()
 
@@ -251,137 +333,62 @@ class Loader:
     def _begin_pass(self) -> None:
         self._check_open()
         self._tee = None
+        self._pass_batches = 0
         if self._link.restarts:
-            self._link.rewind(None)
+            self._rewind(None)
 
     def _end_pass(self) -> None:
         if self._link.restarts and not self._closed:
             self._link.consume(self._link.position)
             self._link.finish()
 
+    def _rewind(self, point: Point | None) -> None:
+        self._link.rewind(point)
+        if self._confirmed is not None:
+            self._confirmed.reset()
+
+    def _use_up(self) -> None:
+        """Note that what was given out was used, unless somebody else says so."""
+        if self._tee is None and self._confirmed is None:
+            self._link.consume(self._link.position)
+
     def _peek(self) -> StepFacts | None:
         self._check_open()
-        self._link.consume(self._link.position)
-        return self._link.facts()
+        self._use_up()
+        facts = self._link.facts()
+        if facts is None:
+            self._note_end()
+        return facts
 
     def _next(self) -> Batch | None:
         self._check_open()
-        self._link.consume(self._link.position)
+        self._use_up()
         return self._read()
 
     def _read(self) -> Batch | None:
-        microbatch = self._link.read()
+        try:
+            microbatch = self._link.read()
+        except Exception as error:
+            if self._share is not None:
+                self._share.fail(error)
+            raise
         if microbatch is None:
+            self._note_end()
             return None
+        if self._confirmed is not None:
+            self._confirmed.give()
         self._num_batches += 1
-        return to_batch(microbatch, self._link.sources)
+        self._pass_batches += 1
+        self._num_bytes += sum(array.nbytes for array in microbatch.arrays.values())
+        if self._share is not None:
+            microbatch = self._share.complete(microbatch)
+        batch = to_batch(microbatch, self._link.sources, shared=self._is_inproc)
+        return self._form.apply(batch, is_sliced=self._is_sliced)
+
+    def _note_end(self) -> None:
+        if self._link.restarts:
+            self._pass_length = self._pass_batches
 
     def _check_open(self) -> None:
         if self._closed:
             raise ServiceError(f"this loader of rank {self.rank} is closed")
-
-
-class Step:
-    """One optimizer step: iterate over it for its microbatches.
-
-    Attributes
-    ----------
-    index
-        Number of the step.
-    num_microbatches
-        How many it yields; the same on every rank. Fewer where it was begun before.
-    num_loss_tokens
-        Targets of the whole step over all ranks: what to divide the sum of the loss by.
-    imbalance
-        Planned max / mean cost over the buckets.
-    """
-
-    def __init__(self, loader: Loader, facts: StepFacts, num_microbatches: int) -> None:
-        self._loader = loader
-        self.index = facts.index
-        self.num_microbatches = num_microbatches
-        self.num_loss_tokens = facts.num_loss_tokens
-        self.imbalance = facts.imbalance
-        self.left = num_microbatches
-
-    def __len__(self) -> int:
-        return self.num_microbatches
-
-    def __iter__(self) -> Iterator[Batch]:
-        while self.left:
-            batch = self._loader._next()
-            assert batch is not None
-            assert batch["step"] == self.index
-            self.left -= 1
-            yield batch
-
-
-class _Tee:
-    """Several cursors over the microbatches of one loader; the slowest one acknowledges."""
-
-    def __init__(self, loader: Loader, count: int) -> None:
-        self._loader = loader
-        self._first = 0  # number of the oldest batch that is kept
-        self._kept: deque[tuple[Batch | None, Watermark, Any]] = deque()
-        self._at = [0] * count
-        self._point = loader._link.point
-
-    @property
-    def point(self) -> Any:
-        """The point behind the slowest cursor."""
-        return self._point
-
-    def iterator(self, cursor: int) -> Iterator[Batch]:
-        """Yield what one cursor sees."""
-        while True:
-            self._forget()
-            at = self._at[cursor]
-            if at == self._first + len(self._kept):
-                batch = self._loader._read()
-                link = self._loader._link
-                if batch is None:
-                    self._loader._end_pass()
-                self._kept.append((batch, link.position, link.point))
-            batch, _, _ = self._kept[at - self._first]
-            if batch is None:
-                return
-            self._at[cursor] = at + 1
-            self._update_point()
-            yield dict(batch)
-
-    def _update_point(self) -> None:
-        slowest = min(self._at) - self._first
-        if slowest:
-            self._point = self._kept[slowest - 1][2]
-
-    def _forget(self) -> None:
-        """Let go of what every cursor has passed, and acknowledge it."""
-        while self._first < min(self._at):
-            _, mark, _ = self._kept.popleft()
-            self._first += 1
-            self._loader._link.consume(mark)
-
-
-def to_batch(microbatch: Microbatch, sources: list[str]) -> Batch:
-    """Return a microbatch as a dict of tensors and facts; ids in pack order."""
-    batch: Batch = {}
-    for name, array in microbatch.arrays.items():
-        batch[name] = int(array) if array.ndim == 0 else _tensor(array)
-    source, epoch, lane, position, start, stop = microbatch.ids
-    columns = (column.tolist() for column in (source, epoch, lane, position))
-    batch["sample_ids"] = [
-        SampleId(sources[s], e, k, p) for s, e, k, p in zip(*columns, strict=True)
-    ]
-    batch["spans"] = _tensor(np.stack([start, stop], axis=1))
-    batch["step"] = microbatch.step
-    batch["microbatch"] = microbatch.microbatch
-    batch["is_last"] = microbatch.is_last
-    batch["num_loss_tokens"] = microbatch.num_loss_tokens
-    batch["num_loss_tokens_step"] = microbatch.num_loss_tokens_step
-    batch["cp_layout"] = microbatch.cp_layout
-    return batch
-
-
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor that owns its memory alone."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

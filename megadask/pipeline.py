@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 
 from megadask.known_lengths import known_reader
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
@@ -55,6 +55,9 @@ class Pipeline:
     patience
         Steps for which a span may be passed over because it does not fit: so much later it may come
         than its turn in its source. Where order counts to the letter, take windows of 1.
+    collate
+        Called with the whole microbatch of a bucket, a dict of numpy arrays, before it is cut for
+        context parallelism; returns the dict to deliver. See docs/batches.md.
     restart
         Whether every pass over a loader begins at the beginning, as validation wants it. All ranks
         have to end a pass before any begins the next.
@@ -68,19 +71,22 @@ class Pipeline:
     sources: Sequence[Source]
     topology: ClientPlaceTree = field(default_factory=ClientPlaceTree)
     strategy: Callable[[DGraph], Any] | None = None
-    batching: Packed
+    batching: Batching
     seed: int = 0
     epochs: int | None = None
     stop: Stop = "all"
     window: int = 64
     patience: int = 4
     restart: bool = False
+    collate: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", tuple(self.sources))
         self._check_sources()
         if not isinstance(self.seed, int) or self.seed < 0:
             raise ConfigError("Pipeline(seed=)", got=repr(self.seed), limit="an integer >= 0")
+        if self.collate is not None and not callable(self.collate):
+            raise ConfigError("Pipeline(collate=)", got=repr(self.collate), limit="a function")
         if self.restart and self.epochs is None:
             raise ConfigError(
                 "Pipeline(restart=True)", got="epochs=None", limit="a finite number of epochs"
@@ -157,6 +163,8 @@ class Pipeline:
     def digest(self) -> str:
         """A hash of the whole pipeline, strategy and topology included."""
         parts = [self.components, self.frozen_strategy.fingerprint(), str(self.topology)]
+        if self.collate is not None:
+            parts.append(transform_fingerprint(self.collate))
         text = json.dumps(parts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -192,6 +200,9 @@ class Pipeline:
             strategy=self.frozen_strategy,
             topology=self.topology,
             limits=limits,
+            extras=tuple(sorted({name for source in self.sources for name in source.extras})),
+            has_tokens=any(source.size is None for source in self.sources),
+            collate=None if self.collate is None else cloudpickle.dumps(self.collate),
         )
 
     def source_specs(self) -> dict[str, SourceSpec]:
@@ -265,12 +276,19 @@ class Pipeline:
                     )
 
     def _check_pickles(self) -> None:
-        for source in self.sources:
+        parts: dict[str, Any] = {
+            f"source {source.name!r}: the reader or the transform": (
+                source.reader,
+                source.transform,
+            )
+            for source in self.sources
+        }
+        for what, value in (parts | {"Pipeline(collate=)": self.collate}).items():
             try:
-                cloudpickle.dumps((source.reader, source.transform))
+                cloudpickle.dumps(value)
             except Exception as error:  # any object may fail to pickle in any way
                 raise ConfigError(
-                    f"source {source.name!r}: the reader or the transform does not pickle",
+                    f"{what} does not pickle",
                     got=f"{type(error).__name__}: {error}",
                     remedy="It travels to the workers: open files and connections when called.",
                 ) from error

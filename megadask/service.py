@@ -165,7 +165,11 @@ class Service:
         return audit
 
     def stats(self, pipeline: str | None = None) -> dict[str, Any]:
-        """Return what the pipeline is doing: steps planned, buffers, memory, who is connected."""
+        """Return what the pipeline is doing: steps planned, buffers, memory, who is connected.
+
+        ``["packing"]["efficiency"]`` says how much of the sequences is real tokens, over all plans
+        since the generation began; pads are the rest.
+        """
         stats: dict[str, Any] = self._ask(pipeline, "stats")
         return stats
 
@@ -211,6 +215,9 @@ class Service:
             "components": pipeline.components,
             "topology": pipeline.topology.to_dict(),
             "axis": spec.strategy.axis,
+            "broadcast_axes": list(spec.strategy.broadcast_axes),
+            "keys": spec.array_keys,
+            "collates": spec.collate is not None,
             "lanes": dict(spec.lanes),
             "loaders": {name: source.loaders for name, source in sources.items()},
             "source_bytes": {name: source.size_bytes for name, source in sources.items()},

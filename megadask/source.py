@@ -64,7 +64,7 @@ class Source:
         not be read to plan steps.
     extras
         Names of what rides along with its samples into ``batch["extras"]``: texts, numbers, lists,
-        arrays.
+        arrays, of the sample or, where its transform leaves them out, of the record.
     size
         For samples without tokens: the name of what counts as their length, a number, or something
         that has a length. What is delivered of them are `extras`, items, and aligned fields.

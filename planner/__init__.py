@@ -47,7 +47,7 @@ if __name__ != "megadask.planner":
 
 if TYPE_CHECKING:
     from megadask.planner import costs, errors, lengths
-    from megadask.planner.batching import Packed
+    from megadask.planner.batching import Fixed, Packed, Padded
     from megadask.planner.graph import DGraph
     from megadask.planner.ids import SampleId, Verdict
     from megadask.planner.metadata import Metadata
@@ -59,8 +59,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ClientPlaceTree",
     "DGraph",
+    "Fixed",
     "Metadata",
     "Packed",
+    "Padded",
     "SampleId",
     "Schedule",
     "Stream",
@@ -75,8 +77,10 @@ __all__ = [
 _HOMES = {
     "ClientPlaceTree": "topology",
     "DGraph": "graph",
+    "Fixed": "batching",
     "Metadata": "metadata",
     "Packed": "batching",
+    "Padded": "batching",
     "SampleId": "ids",
     "Schedule": "schedule",
     "Stream": "stream",

@@ -163,5 +163,5 @@ def _uncut(what: str, tokens: int, chunks: int) -> PlanError:
         f"{what} cannot be cut for context parallelism",
         got=f"{tokens} tokens",
         limit=f"a multiple of 2 x cp = {chunks}",
-        remedy=f"Choose Packed(seq_len=, pad_to_multiple=) as multiples of {chunks}.",
+        remedy=f"Choose seq_len= and pad_to_multiple= of the batching as multiples of {chunks}.",
     )

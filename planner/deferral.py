@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.costs import Cost, Tokens, evaluate
 from megadask.planner.errors import ConfigError
 from megadask.planner.lines import Bools, Ints, Lines, Readable
@@ -47,7 +47,7 @@ class Deferral:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"defer({name}=)", got=repr(value), limit="an integer >= 1")
 
-    def costs(self, table: Metadata, batching: Packed) -> NDArray[np.int64]:
+    def costs(self, table: Metadata, batching: Batching) -> NDArray[np.int64]:
         """Return (N,) what spans cost, in the cost's unit; padded tokens count."""
         padded = padded_table(table, batching)
         return np.asarray(evaluate(self.cost, padded).sum(axis=1), np.int64)
@@ -88,7 +88,7 @@ class Forecast:
     by_tokens: bool
     final_S: Bools
     num_packs: int
-    batching: Packed
+    batching: Batching
     window: int
 
     def lines(self, limit: int | None) -> Lines:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import Metadata, concat
 from megadask.planner.state import PlannerState, SourceState
@@ -93,7 +93,7 @@ class Known:
         """(N,) whether a row is readable."""
         return np.asarray(self.table["verdict"] == Verdict.OK)
 
-    def readable(self, batching: Packed, due_N: Bools) -> Readable:
+    def readable(self, batching: Batching, due_N: Bools) -> Readable:
         """Return the readable spans, of which those in ``due_N`` (N,) can wait no longer."""
         row_n = np.flatnonzero(self.ok_N)
         source_n, epoch_n = self.source_N[row_n], self.table["epoch"][row_n]

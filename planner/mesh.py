@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching, Padded
 from megadask.planner.errors import ConfigError
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 
 
 def check_mesh(
-    topology: ClientPlaceTree, strategy: Strategy, batching: Packed, modalities: Collection[str]
+    topology: ClientPlaceTree, strategy: Strategy, batching: Batching, modalities: Collection[str]
 ) -> None:
     """Raise ConfigError if packed steps cannot be dealt out to the buckets as declared.
 
@@ -22,7 +22,7 @@ def check_mesh(
     slots = num_buckets * batching.micro_batch
     if isinstance(batching.global_batch, int) and batching.global_batch % slots:
         raise ConfigError(
-            "Packed(global_batch=)",
+            batching.says("global_batch"),
             got=batching.global_batch,
             limit=f"a multiple of {slots}: {strategy.axis} has {num_buckets} buckets of "
             f"micro_batch={batching.micro_batch}",
@@ -35,34 +35,36 @@ def check_mesh(
             limit=f"one of {sorted(modalities)}",
             remedy="Name it in Source(modalities=).",
         )
+    kind = type(batching).__name__
     for word, value in (
         ("distribute(microbatches=)", strategy.microbatches),
         ("balance(max_tokens=)", strategy.max_tokens),
     ):
         if value is not None:
             raise ConfigError(
-                f"{word} of packed steps",
+                f"{word} of {kind} steps",
                 got=value,
                 limit="nothing",
-                remedy="Packed(seq_len=, global_batch=, micro_batch=) says how many there are.",
+                remedy=f"{kind}(seq_len=, global_batch=, micro_batch=) says how many there are.",
             )
-    if strategy.equal_counts:
+    if strategy.equal_counts and batching.documents_limit > 1:
         raise ConfigError(
-            "balance(equal_counts=) of packed steps",
+            f"balance(equal_counts=) of {kind} steps",
             got=True,
             limit="False or nothing",
-            remedy="Packs hold as many documents as fit, up to Packed(max_documents=).",
+            remedy="Packs hold as many documents as fit; rows of Padded(...) can be counted.",
         )
 
 
-def _check_slices(topology: ClientPlaceTree, strategy: Strategy, batching: Packed) -> None:
+def _check_slices(topology: ClientPlaceTree, strategy: Strategy, batching: Batching) -> None:
     """Check that what the layout cuts, documents or packs, can be cut for the ranks."""
     multiple = 2 * topology.num_slices(strategy.axis)
     layout = strategy.context.layout
-    name = "seq_len" if layout == "sequence" else "pad_to_multiple"
+    is_fixed = not isinstance(batching, Padded) or batching.pad_to == "seq_len"
+    name = "seq_len" if layout == "sequence" and is_fixed else "pad_to_multiple"
     if multiple > 2 and getattr(batching, name) % multiple:
         raise ConfigError(
-            f"Packed({name}=) under context parallelism by {layout!r}",
+            f"{batching.says(name)} under context parallelism by {layout!r}",
             got=getattr(batching, name),
             limit=f"a multiple of 2 x cp = {multiple}",
             remedy="It is part of the draw, so it is not adapted by itself.",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bisect
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 
 
 class Packing:
     """Packs that fill up: each size goes into the fullest pack that takes it, ties by index."""
 
-    def __init__(self, num_packs: int, batching: Packed) -> None:
+    def __init__(self, num_packs: int, batching: Batching) -> None:
         self._seq_len = batching.seq_len
         self._documents_limit = batching.documents_limit
         self._num_packs = num_packs

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from megadask.planner.metadata import Metadata, Ragged
 
 if TYPE_CHECKING:
-    from megadask.planner.batching import Packed
+    from megadask.planner.batching import Batching
 
 #: Name of the ragged column with the lengths of the sequences of a span.
 SEQUENCES = "sequences"
@@ -45,7 +45,7 @@ class Sequences:
     first_D: Ints
 
 
-def padded_table(table: Metadata, batching: Packed) -> Metadata:
+def padded_table(table: Metadata, batching: Batching) -> Metadata:
     """Return a table whose lengths count what they take up in a pack."""
     padded = table.with_columns(tokens=batching.padded(table["tokens"]))
     items = table.ragged.get(SEQUENCES)
@@ -55,7 +55,7 @@ def padded_table(table: Metadata, batching: Packed) -> Metadata:
     return Metadata(padded.columns, {**table.ragged, SEQUENCES: real})
 
 
-def sequences_of(table: Metadata, batching: Packed) -> Sequences:
+def sequences_of(table: Metadata, batching: Batching) -> Sequences:
     """Return the sequences of all spans, span after span."""
     size_N = batching.padded(table["tokens"])
     items = table.ragged.get(SEQUENCES)

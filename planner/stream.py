@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.draw import Draw, DrawRules, Starved, Stop, draw
 from megadask.planner.errors import ConfigError
 from megadask.planner.graph import DGraph, recorded
@@ -85,7 +85,7 @@ class Stream:
     sources: Mapping[str, SourceLike]
     topology: ClientPlaceTree = field(default_factory=ClientPlaceTree, kw_only=True)
     strategy: Callable[[DGraph], Any] | DGraph | Strategy | None = field(default=None, kw_only=True)
-    batching: Packed = field(kw_only=True)
+    batching: Batching = field(kw_only=True)
     steps: int = field(default=100, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     epochs: int | None = field(default=None, kw_only=True)
@@ -106,10 +106,10 @@ class Stream:
                 got=self.topology,
                 limit=f"that of the graph, {self.strategy.topology}",
             )
-        for name, kind in (("topology", ClientPlaceTree), ("batching", Packed)):
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise ConfigError(f"Stream({name}=)", got=repr(value), limit=f"a {kind.__name__}")
+        if not isinstance(self.topology, ClientPlaceTree):
+            raise ConfigError(
+                "Stream(topology=)", got=repr(self.topology), limit="a ClientPlaceTree"
+            )
         is_known = isinstance(self.strategy, DGraph | Strategy | None)
         if not is_known and not callable(self.strategy):
             raise ConfigError(
@@ -196,7 +196,7 @@ class Stream:
             if not drawn.table.num_rows:
                 return
             state = drawn.state
-            last_S = np.bincount(drawn.table["source"], minlength=len(names))
+            last_S = drawn.taken_S
             for name, feed in feeds.items():
                 feed.trim(state.sources[name])
             yield Drawn(drawn, share_S, seconds)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from megadask.planner.ahead import Ahead
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.lengths import Distribution
@@ -110,7 +110,7 @@ class Feed:
         self,
         supply: Supply,
         index: int,
-        batching: Packed,
+        batching: Batching,
         epochs: int | None,
         state: SourceState,
         modalities: list[str],
@@ -158,22 +158,23 @@ class Feed:
             raise ConfigError(
                 f"source {self._supply.name!r} has nothing to plan",
                 got=f"{self._in_vain} documents in a row above {self._batching.seq_len} tokens",
-                remedy='Choose a longer seq_len, or Packed(overflow="split" or "truncate").',
+                remedy='Choose a longer seq_len, or overflow="split" or "truncate" of '
+                f"{type(self._batching).__name__}.",
             )
         self._ahead.add(spans)
 
     def _spans(self, records: Metadata) -> Metadata:
         """Return what the records are planned as; items of a split document go with its start."""
         tokens_R = records["tokens"].astype(np.int64)
-        seq_len, overflow = self._batching.seq_len, self._batching.overflow
+        longest, overflow = self._batching.longest_span, self._batching.overflow
         if overflow == "error":
             self._batching.cut(int(tokens_R.max()))
-        count_R = -(-tokens_R // seq_len) if overflow == "split" else np.ones_like(tokens_R)
+        count_R = -(-tokens_R // longest) if overflow == "split" else np.ones_like(tokens_R)
         record_N = np.repeat(np.arange(len(tokens_R)), count_R)
         tokens_N = tokens_R[record_N]
-        start_N = (np.arange(len(record_N)) - (np.cumsum(count_R) - count_R)[record_N]) * seq_len
-        stop_N = np.minimum(start_N + seq_len, tokens_N)
-        dropped_N = (tokens_N > seq_len) & (overflow == "drop")
+        start_N = (np.arange(len(record_N)) - (np.cumsum(count_R) - count_R)[record_N]) * longest
+        stop_N = np.minimum(start_N + longest, tokens_N)
+        dropped_N = (tokens_N > longest) & (overflow == "drop")
         stop_N[dropped_N] = 0
         length_N = np.where(dropped_N, 0, tokens_N if overflow == "split" else stop_N)
         position_N = self._position + record_N

@@ -1,38 +1,43 @@
 """From the token slices of one microbatch to the arrays that a trainer reads.
 
 Axes: N spans, Q packs of the microbatch, T tokens of a pack, D most documents of a pack,
-C = T / cp tokens of one context-parallel slice.
+S most sequences of a pack (D, or that many times the sequences of a sample), C = T / cp tokens of
+one context-parallel slice.
 
 Everything here is a pure function of its arguments; a Data Constructor calls them with what it
-pulled from the loaders. In this module "document" is what a sequence of attention is: a span.
+pulled from the loaders. In this module "document" is what a sequence of attention is: a span, or
+one of the sequences of a span that has several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching, Padded
 from megadask.planner.cp import Layout
 from megadask.planner.errors import ConfigError, PlanError
 
-#: Keys of a batch that `slice_cp` cuts; all are (Q, T).
+#: What a trainer reads token by token; all are (Q, T).
 TOKEN_KEYS = ("tokens", "labels", "loss_mask", "position_ids")
 #: Where documents begin and end: all that attention in the middle of a pipeline needs of a batch.
 SHAPE_KEYS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
+#: What batches of `Padded` have besides; where the real tokens are.
+PADDED_KEYS = ("attention_mask", "lengths")
 #: All arrays of a batch.
-ARRAY_KEYS = (*TOKEN_KEYS, *SHAPE_KEYS)
+ARRAY_KEYS = (*TOKEN_KEYS, *SHAPE_KEYS, *PADDED_KEYS)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pieces:
     """What the N spans of one microbatch bring: where they go, and their tokens.
 
-    Spans may come in any order. Arrays are shared, never modified.
+    Spans may come in any order; one of several sequences comes as that many. Arrays are shared,
+    never modified.
 
     Parameters
     ----------
@@ -50,6 +55,8 @@ class Pieces:
         (N + 1,) int64, span n owns ``tokens[token_offsets[n]:token_offsets[n + 1]]``.
     mask
         Flat, as `tokens`: the loss weight of predicting that token; None stands for all ones.
+    fields
+        Name to what is aligned with `tokens`, (..., flat); fields that no span has may lack.
     """
 
     pack_N: NDArray[np.int64]
@@ -59,30 +66,37 @@ class Pieces:
     tokens: NDArray[np.integer[Any]]
     token_offsets: NDArray[np.int64]
     mask: NDArray[Any] | None = None
+    fields: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
-def assemble(spec: Packed, pieces: Pieces) -> dict[str, NDArray[Any]]:
+def assemble(spec: Batching, pieces: Pieces) -> dict[str, NDArray[Any]]:
     """Lay out the spans of one microbatch as packs.
 
-    All shapes depend on ``spec`` alone. No spans at all is a valid microbatch without loss.
+    All shapes depend on ``spec`` alone, but for T of ``Padded(pad_to="longest")``: there it is the
+    padded length of the longest span. No spans at all is a valid microbatch without loss.
 
     Returns
     -------
     dict
         ``tokens``, ``labels``, ``position_ids``
             (Q, T) int64. The label of an input is the next token of its document, also where the
-            mask is 0; positions count from 0 in every span. All three are 0 on pads, and the label
-            of a document's last token is 0: only ``loss_mask`` says what counts.
+            mask is 0; positions count from 0 in every document, where its sample brings none. All
+            three are 0 on pads, and the label of a document's last token is 0: only ``loss_mask``
+            says what counts. Positions of several axes, ``spec.position_axes``, are (axes, Q, T).
         ``loss_mask``
             (Q, T) float32, weight of every label.
         ``cu_seqlens``
-            (Q, D + 1) int32, documents' real tokens added up from 0; the last value repeated.
+            (Q, S + 1) int32, documents' real tokens added up from 0; the last value repeated.
         ``cu_seqlens_padded``
-            (Q, D + 1) int32, where documents start in the pack, then where the last one ends,
+            (Q, S + 1) int32, where documents start in the pack, then where the last one ends,
             pads included; the last value repeated. A document of 7 tokens padded to 8 has
             ``cu_seqlens`` [0, 7] and ``cu_seqlens_padded`` [0, 8] (Transformer Engine's way).
         ``max_seqlen``
             int64 without axes: T, a constant.
+        the fields of ``spec.fields``
+            (..., Q, T), as their samples have them, not shifted; their fill elsewhere.
+        ``attention_mask``, ``lengths``
+            Of `Padded` only: (Q, T) bool, True on real tokens; (Q,) int32, how many they are.
 
     Raises
     ------
@@ -100,25 +114,36 @@ def assemble(spec: Packed, pieces: Pieces) -> dict[str, NDArray[Any]]:
     and keeps the shape static. It is not part of the batch since it would be paid for by all: a
     sequence of pads costs the square of its length.
     """
-    num_packs, seq_len = spec.micro_batch, spec.seq_len
+    num_packs = spec.micro_batch
     length_N = pieces.stop_N - pieces.start_N
     slice_N = np.diff(pieces.token_offsets)
     _check_slices(pieces, length_N, slice_N)
+    sequences = _sequences(spec, pieces, length_N)
+    one_N = np.zeros(len(length_N), np.int64)
+    seq_len = int(spec.widths(spec.padded(length_N), one_N, 1)[0])
     batch: dict[str, NDArray[Any]] = {
         "tokens": np.zeros((num_packs, seq_len), np.int64),
         "labels": np.zeros((num_packs, seq_len), np.int64),
         "loss_mask": np.zeros((num_packs, seq_len), np.float32),
-        "position_ids": np.zeros((num_packs, seq_len), np.int64),
-        **_sequences(spec, pieces, length_N),
+        **sequences,
         "max_seqlen": np.array(seq_len, np.int64),
     }
-    flat = {key: batch[key].reshape(-1) for key in TOKEN_KEYS}
+    flat = {key: batch[key].reshape(-1) for key in ("tokens", "labels", "loss_mask")}
     first_N = pieces.pack_N * seq_len + pieces.offset_N
 
     within = _within(length_N)
     inputs = np.repeat(first_N, length_N) + within
-    flat["tokens"][inputs] = pieces.tokens[np.repeat(pieces.token_offsets[:-1], length_N) + within]
-    flat["position_ids"][inputs] = within
+    source = np.repeat(pieces.token_offsets[:-1], length_N) + within
+    flat["tokens"][inputs] = pieces.tokens[source]
+    for one in spec.fields:
+        array = np.full((*one.shape, num_packs, seq_len), one.fill, one.dtype)
+        if one.name in pieces.fields:
+            array.reshape(*one.shape, -1)[..., inputs] = pieces.fields[one.name][..., source]
+        batch[one.name] = array
+    positions = batch["position_ids"]
+    counted = np.zeros(num_packs * seq_len, np.int64)
+    counted[inputs] = within
+    np.copyto(positions, counted.reshape(num_packs, seq_len), where=positions < 0)
 
     # Token i of a slice is the target of input i - 1: a slice of n tokens has n - 1 targets.
     targets_N = np.maximum(slice_N - 1, 0)
@@ -127,17 +152,42 @@ def assemble(spec: Packed, pieces: Pieces) -> dict[str, NDArray[Any]]:
     targets = np.repeat(pieces.token_offsets[:-1] + 1, targets_N) + within
     flat["labels"][inputs] = pieces.tokens[targets]
     flat["loss_mask"][inputs] = 1 if pieces.mask is None else pieces.mask[targets]
+    if isinstance(spec, Padded):
+        batch["lengths"] = sequences["cu_seqlens"][:, -1].copy()
+        batch["attention_mask"] = np.arange(seq_len) < batch["lengths"][:, None]
     return batch
 
 
+def most_bytes(spec: Batching) -> int | None:
+    """Return the bytes of the largest microbatch where sizes differ; None where all are alike."""
+    if not isinstance(spec, Padded) or spec.pad_to == "seq_len":
+        return None
+    none = np.empty(0, np.int64)
+    pieces = Pieces(
+        pack_N=none,
+        offset_N=none,
+        start_N=none,
+        stop_N=none,
+        tokens=none,
+        token_offsets=np.zeros(1, np.int64),
+    )
+    batch = assemble(replace(spec, pad_to="seq_len"), pieces)
+    return sum(array.nbytes for array in batch.values())
+
+
 def slice_cp(
-    batch: Mapping[str, NDArray[Any]], cp_rank: int, cp_size: int, layout: Layout = "document"
+    batch: Mapping[str, NDArray[Any]],
+    cp_rank: int,
+    cp_size: int,
+    layout: Layout = "document",
+    fields: Collection[str] = (),
 ) -> dict[str, NDArray[Any]]:
     """Return what one context-parallel rank gets of a batch of `assemble`.
 
-    The keys of `TOKEN_KEYS` become (Q, C), see `cp_positions`; all others stay those of the whole
-    batch, ``cu_seqlens`` too, as context-parallel attention expects. With ``cp_size=1`` the arrays
-    are those of ``batch``, not copies.
+    The keys of `TOKEN_KEYS`, ``attention_mask`` and ``fields`` become (..., Q, C), see
+    `cp_positions`; all others stay those of the whole batch, ``cu_seqlens`` too, as
+    context-parallel attention expects. With ``cp_size=1`` the arrays are those of ``batch``, not
+    copies.
 
     Raises
     ------
@@ -149,10 +199,22 @@ def slice_cp(
     )
     if cp_size == 1:
         return dict(batch)
+    return cut_tokens(batch, positions_QC, (*TOKEN_KEYS, "attention_mask", *fields))
+
+
+def cut_tokens(
+    batch: Mapping[str, NDArray[Any]], positions_QC: NDArray[np.int64], keys: Collection[str]
+) -> dict[str, NDArray[Any]]:
+    """Return a batch in which the given keys, (..., Q, T), are (..., Q, C): these tokens."""
     return {
-        key: np.take_along_axis(array, positions_QC, axis=1) if key in TOKEN_KEYS else array
-        for key, array in batch.items()
+        key: _taken(array, positions_QC) if key in keys else array for key, array in batch.items()
     }
+
+
+def _taken(array: NDArray[Any], positions_QC: NDArray[np.int64]) -> NDArray[Any]:
+    """Return (..., Q, C) the given tokens of each pack of a (..., Q, T) array."""
+    leading = (1,) * (array.ndim - 2)
+    return np.take_along_axis(array, positions_QC.reshape(*leading, *positions_QC.shape), axis=-1)
 
 
 def cp_positions(
@@ -172,7 +234,7 @@ def cp_positions(
     Parameters
     ----------
     cu_seqlens_padded
-        (Q, D + 1) of `assemble`, not modified.
+        (Q, S + 1) of `assemble`, not modified.
     seq_len
         T.
     cp_rank, cp_size
@@ -186,7 +248,11 @@ def cp_positions(
     if cp_size == 1:
         return np.broadcast_to(np.arange(seq_len), (num_packs, seq_len))
     if seq_len % chunks:
-        raise ConfigError("Packed(seq_len=)", got=seq_len, limit=f"a multiple of 2 x cp = {chunks}")
+        raise ConfigError(
+            "seq_len under context parallelism",
+            got=seq_len,
+            limit=f"a multiple of 2 x cp = {chunks}",
+        )
     tail_Q1 = np.full((num_packs, 1), seq_len)
     whole = cu_seqlens_padded if layout == "document" else np.zeros_like(tail_Q1)
     bounds = np.concatenate([whole, tail_Q1], axis=1).astype(np.int64)
@@ -196,7 +262,7 @@ def cp_positions(
             "a padded document cannot be cut for context parallelism",
             got=f"{lengths[lengths % chunks > 0][0]} tokens",
             limit=f"a multiple of 2 x cp = {chunks}",
-            remedy=f"Choose Packed(pad_to_multiple=) as a multiple of {chunks}.",
+            remedy=f"Choose pad_to_multiple= of the batching as a multiple of {chunks}.",
         )
     chunk = lengths // chunks
     own = 2 * chunk
@@ -210,14 +276,14 @@ def cp_positions(
 
 def num_loss_tokens(batch: Mapping[str, NDArray[Any]]) -> int:
     """Return how many targets of a batch, or of a slice of one, have a weight other than 0."""
-    return int(np.count_nonzero(batch["loss_mask"]))
+    return int(np.count_nonzero(batch.get("loss_mask", 0)))
 
 
 def _sequences(
-    spec: Packed, pieces: Pieces, length_N: NDArray[np.int64]
+    spec: Batching, pieces: Pieces, length_N: NDArray[np.int64]
 ) -> dict[str, NDArray[np.int32]]:
     """Return ``cu_seqlens`` and ``cu_seqlens_padded``, having checked that the spans fit."""
-    num_packs, limit = spec.micro_batch, spec.documents_limit
+    num_packs, limit = spec.micro_batch, spec.sequences_limit
     if pieces.pack_N.size and not 0 <= pieces.pack_N.min() <= pieces.pack_N.max() < num_packs:
         raise PlanError("a span lies in no pack", got=pieces.pack_N, limit=f"0..{num_packs - 1}")
     count_Q = np.bincount(pieces.pack_N, minlength=num_packs)
@@ -262,7 +328,9 @@ def _check_slices(pieces: Pieces, length_N: NDArray[np.int64], slice_N: NDArray[
             limit=f"{length_N[n]}, or one more where the sample goes on",
         )
     total = pieces.token_offsets[-1]
-    if len(pieces.tokens) != total or (pieces.mask is not None and len(pieces.mask) != total):
+    fields = pieces.fields.values()
+    is_aligned = all(array.shape[-1] == total for array in (pieces.tokens, *fields))
+    if not is_aligned or (pieces.mask is not None and len(pieces.mask) != total):
         raise PlanError("slices do not add up to the tokens", got=len(pieces.tokens), limit=total)
 
 

@@ -158,6 +158,7 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
         "components": run.header["components"],
         "restart": run.header["restart"],
         "beginning": run.header["origin"],
+        "place": place(run, rank),
         **standing(run, rank),
     }
 
@@ -262,6 +263,20 @@ def holdup(run: Run, step: int) -> str:
             f"{low[1]}; Limits(lead_steps={lead}) is how far one may go ahead of that"
         )
     return f"the plan of step {record.next_step}, for which the planner waits for its sources"
+
+
+def place(run: Run, rank: int) -> dict[str, Any]:
+    """Return how a rank comes by its batches: what `megadask.groups` needs to pass them on."""
+    tree, axis = run.record.topology, run.record.axis
+    along = run.header["broadcast_axes"]
+    return {
+        "delivery": tree.delivery(rank, along, axis),
+        "root": tree.broadcast_root(rank, along),
+        "num_slices": tree.num_slices(axis),
+        "broadcast_axes": list(along),
+        "keys": run.header["keys"],
+        "collates": run.header["collates"],
+    }
 
 
 def standing(run: Run, rank: int) -> dict[str, Any]:

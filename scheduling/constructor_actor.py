@@ -16,17 +16,18 @@ from typing import Any
 
 import numpy as np
 from distributed import get_worker
-from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
-from megadask.scheduling.assemble import SHAPE_KEYS, assemble, num_loss_tokens, slice_cp
+from megadask.scheduling.assemble import most_bytes
+from megadask.scheduling.building import Builder
 from megadask.scheduling.delivery import Reply, reply, span_ids, step_header
 from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
-from megadask.scheduling.gather import Payload, gather
+from megadask.scheduling.gather import gather
 from megadask.scheduling.owners import Partners
 from megadask.scheduling.record import Watermark
-from megadask.scheduling.shelf import Arrays, Shelf, Slot
+from megadask.scheduling.shelf import Shelf, Slot
 from megadask.scheduling.spec import RunSpec
+from megadask.scheduling.stages import keys_sent
 from megadask.scheduling.wire import Signal
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ class ConstructorActor:
         self._changed = Signal()
         self._generation = 0
         self._plans: dict[int, Plan] = {}
-        self._shelf = Shelf(self._spec.limits.constructor_bytes, ranks_of)
+        self._builder = Builder(self._spec)
+        most = most_bytes(self._spec.batching)
+        self._shelf = Shelf(self._spec.limits.constructor_bytes, ranks_of, most)
         self._marks: dict[int, Watermark] = {}
         self._reported: dict[int, Watermark] = {}
         self._tokens: dict[int, str] = {}
@@ -200,14 +203,12 @@ class ConstructorActor:
     ) -> Reply:
         """Return the batch of one rank: its slice, or less where it needs no tokens of its own."""
         step, microbatch = slot
-        arrays = self._shelf.give(slot, bucket, rank)
         tree, strategy = self._spec.topology, self._spec.strategy
-        mine = arrays
-        if self._spec.num_slices > 1:
-            mine = slice_cp(arrays, *tree.cp_slice(rank), plan.cp_layout)
+        share = self._shelf.give(slot, bucket, rank)
+        mine, num_targets = self._builder.for_rank(share, rank, plan)
         header: dict[str, Any] = {
             "microbatch": microbatch,
-            "num_loss_tokens": num_loss_tokens(mine),
+            "num_loss_tokens": num_targets,
             "step": step,
             "generation": self._generation,
             "cp_layout": plan.cp_layout,
@@ -215,10 +216,8 @@ class ConstructorActor:
         if with_plan:
             header["plan"] = step_header(plan)
         ids = span_ids(plan, plan.rows_of(bucket, microbatch))
-        sent = {"payload": tuple(mine), "shapes": SHAPE_KEYS, "broadcast": ()}[
-            tree.delivery(rank, strategy.broadcast_axes, strategy.axis)
-        ]
-        wanted = {key: mine[key] for key in sent if keys is None or key in keys}
+        sent = keys_sent(tree, rank, strategy.broadcast_axes, strategy.axis, mine, keys)
+        wanted = {key: mine[key] for key in sent}
         return reply("batch", {**wanted, "ids": ids}, **header)
 
     @property
@@ -335,23 +334,10 @@ class ConstructorActor:
                 step=plan.step,
                 rows=filled,
             )
-        built = await asyncio.to_thread(self._assemble, plan, rows, payload)
+        built = await asyncio.to_thread(self._builder.shares, plan, slot[1], rows, payload)
         if generation == self._generation:
             self._shelf.put(slot, built)
             self._changed.set()
-
-    def _assemble(
-        self, plan: Plan, rows: dict[int, NDArray[np.int64]], payload: Payload
-    ) -> dict[int, Arrays]:
-        built, first = {}, 0
-        union = np.concatenate(list(rows.values()))
-        table = plan.table.take(union)
-        for bucket, mine in rows.items():
-            within = np.arange(first, first + len(mine))
-            first += len(mine)
-            pieces = payload.pieces(within, table, plan.pack_N[mine], plan.offset_N[mine])
-            built[bucket] = assemble(self._spec.batching, pieces)
-        return built
 
     # The end ----------------------------------------------------------------------------------
 

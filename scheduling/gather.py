@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.batching import Batching
 from megadask.planner.metadata import Metadata
+from megadask.planner.sequences import SEQUENCES
 from megadask.scheduling.assemble import Pieces
+from megadask.scheduling.extras import join_rows
 from megadask.scheduling.owners import Partners
+from megadask.scheduling.samples import EXTRAS
+from megadask.scheduling.serving import FIELD
 
 
 async def gather(partners: Partners, sources: Sequence[str], table: Metadata) -> Payload:
@@ -75,23 +81,100 @@ class Payload:
         table: Metadata,
         pack_n: NDArray[np.int64],
         offset_n: NDArray[np.int64],
+        batching: Batching,
     ) -> Pieces:
-        """Return what some rows bring to a microbatch, in the given order."""
-        tokens, masks, masked = [], [], False
-        for row in rows.tolist():
-            part, within = self._replies[self._part_N[row]], self._within_N[row]
-            piece = slice(*part["offsets"][within : within + 2])
-            tokens.append(part["tokens"][piece])
-            mask = part.get("mask")
-            masked = masked or mask is not None
-            masks.append(np.ones(len(tokens[-1]), np.float32) if mask is None else mask[piece])
-        offsets = np.concatenate([[0], np.cumsum([len(part) for part in tokens])]).astype(np.int64)
+        """Return what some rows bring to a microbatch, in the given order.
+
+        A row of several sequences comes as that many, each where it lies.
+        """
+        found: list[_Document] = []
+        for row, pack, offset in zip(
+            rows.tolist(), pack_n.tolist(), offset_n.tolist(), strict=True
+        ):
+            start, stop = int(table["start"][row]), int(table["stop"][row])
+            whole = self._document(row, pack=pack, offset=offset, start=start, stop=stop)
+            found.extend(whole.sequences(self.lengths(row), batching))
+        tokens = [one.part["tokens"][one.piece] for one in found]
+        mask = None
+        if any("mask" in one.part for one in found):
+            mask = np.concatenate([one.taken("mask", (), 1, "float32") for one in found])
+        fields = {
+            field.name: np.concatenate(
+                [one.taken(key, field.shape, field.fill, field.dtype) for one in found], axis=-1
+            )
+            for field in batching.fields
+            if any((key := f"{FIELD}{field.name}") in one.part for one in found)
+        }
         return Pieces(
-            pack_N=pack_n,
-            offset_N=offset_n,
-            start_N=table["start"][rows],
-            stop_N=table["stop"][rows],
+            pack_N=np.array([one.pack for one in found], np.int64),
+            offset_N=np.array([one.offset for one in found], np.int64),
+            start_N=np.array([one.start for one in found], np.int64),
+            stop_N=np.array([one.stop for one in found], np.int64),
             tokens=np.concatenate(tokens) if tokens else np.empty(0, np.int64),
-            token_offsets=offsets,
-            mask=np.concatenate(masks) if masked else None,
+            token_offsets=np.cumsum([0, *map(len, tokens)]).astype(np.int64),
+            mask=mask,
+            fields=fields,
         )
+
+    def lengths(self, row: int) -> list[int]:
+        """Return the real lengths of the sequences of a row, none where it is one."""
+        return [int(length) for length in self._row(row, SEQUENCES)]
+
+    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many sequences each of some rows has."""
+        return np.array([max(1, len(self.lengths(row))) for row in rows.tolist()], np.int64)
+
+    def extras(self, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.uint8]:
+        """Return the extras of some rows, in their order, as `extras.decode` reads them."""
+        found = [self._row(row, EXTRAS) for row in rows.tolist()]
+        offsets = np.cumsum([0, *map(len, found)]).astype(np.int64)
+        return join_rows(names, np.concatenate([np.empty(0, np.uint8), *found]), offsets)
+
+    def _row(self, row: int, name: str) -> NDArray[Any]:
+        """Return what is not aligned with the tokens of one row, nothing where it is not there."""
+        part, within = self._replies[self._part_N[row]], self._within_N[row]
+        if name not in part:
+            return np.empty(0, np.uint8)
+        first, end = part[f"{name}_offsets"][within : within + 2].tolist()
+        array: NDArray[Any] = part[name][first:end]
+        return array
+
+    def _document(self, row: int, **place: int) -> _Document:
+        part, within = self._replies[self._part_N[row]], self._within_N[row]
+        first, end = part["offsets"][within : within + 2].tolist()
+        return _Document(part=part, piece=slice(first, end), **place)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Document:
+    """What attends to itself alone: where it goes, and where its tokens lie in a reply."""
+
+    part: dict[str, NDArray[Any]]
+    piece: slice
+    pack: int
+    offset: int
+    start: int
+    stop: int
+
+    def sequences(self, lengths: list[int], batching: Batching) -> Iterator[_Document]:
+        """Yield the sequences of a span of so many, itself where it is one."""
+        if not lengths:
+            yield self
+            return
+        first = 0
+        for length, size in zip(lengths, batching.padded(np.array(lengths)).tolist(), strict=True):
+            begin = self.piece.start + first
+            yield replace(
+                self,
+                piece=slice(begin, begin + length),
+                offset=self.offset + first,
+                start=0,
+                stop=length,
+            )
+            first += size
+
+    def taken(self, key: str, shape: tuple[int, ...], fill: int, dtype: str) -> NDArray[Any]:
+        """Return what is aligned with its tokens, filled up where the reply has none."""
+        if key in self.part:
+            return self.part[key][..., self.piece]
+        return np.full((*shape, self.piece.stop - self.piece.start), fill, dtype)

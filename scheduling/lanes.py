@@ -17,6 +17,7 @@ from typing import Any
 
 from megadask.planner.ids import Verdict
 from megadask.planner.state import LaneCursor
+from megadask.scheduling.batched import Outcome, transformed_ahead
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.known import Entry
 from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard
@@ -93,7 +94,8 @@ def _read(
     position, first_row, failures = start.position, start.row, 0
     for shard in range(start.shard, len(shards)):
         name = spec.reader.shards()[shards[shard]].name
-        for row, place, record in ordered_rows(spec, reader, epoch, shards[shard], first_row):
+        rows = ordered_rows(spec, reader, epoch, shards[shard], first_row)
+        for row, place, record in transformed_ahead(spec, rows):
             at = LaneCursor(position=position, shard=shard, row=row)
             read = judge(spec, epoch, lane, at, record, where_is(name, place))
             failures = check_failures(spec, failures, read.reason)
@@ -241,10 +243,12 @@ def _transform(
     spec: SourceSpec, epoch: int, lane: int, position: int, record: Any
 ) -> Sample | None:
     sample = record
-    if spec.transform is not None:
+    if isinstance(record, Outcome):
+        sample, record = record.get(), record.record
+    elif spec.transform is not None:
         generator = {"rng": spec.generator(epoch, lane, position)} if spec.wants_rng else {}
         sample = spec.transform(record, **generator)
-    return None if sample is None else check_sample(sample, spec.form)
+    return None if sample is None else check_sample(sample, spec.form, record)
 
 
 def where_is(shard: str, row: int) -> str:

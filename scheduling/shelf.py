@@ -42,12 +42,20 @@ class Shelf:
         What the shares may take together, besides the microbatch that is waited for.
     ranks_of
         The ranks of every bucket that the constructor serves.
+    most_bytes
+        Of a share, where shares differ in size; None where they are alike.
     """
 
-    def __init__(self, limit_bytes: int, ranks_of: Mapping[int, frozenset[int]]) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        ranks_of: Mapping[int, frozenset[int]],
+        most_bytes: int | None = None,
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.num_evicted = 0
         self._ranks_of = ranks_of
+        self._most_bytes = most_bytes
         self._waiting: Counter[tuple[Slot, int]] = Counter()
         self.clear()
 
@@ -59,7 +67,8 @@ class Shelf:
         self._shares: dict[tuple[Slot, int], _Share] = {}
         self._reserved: dict[tuple[Slot, int], int] = {}  # bytes of what is being built
         self._evicted: set[tuple[Slot, int]] = set()
-        self._share_bytes: int | None = None  # shapes are static: all shares are of one size
+        # Of the largest share. Where shapes are static, the first one tells how large all are.
+        self._share_bytes = self._most_bytes
 
     @property
     def held_bytes(self) -> int:

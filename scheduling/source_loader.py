@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.batching import Batching
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
@@ -204,17 +205,21 @@ class SourceLoader:
         batching = self.spec.batching
         if read.entry is not None:
             tokens, whole = read.entry.tokens, read.entry.whole
+            is_masked = read.entry.num_targets(0, tokens, tokens) != tokens - 1
         else:
             assert read.sample is not None
             tokens = len(read.sample["tokens"])
             whole = whole_because(read.sample, self.spec.form)
+            is_masked = "loss_mask" in read.sample
         try:
-            if whole and tokens > batching.seq_len and batching.overflow != "drop":
+            if whole:
+                _check_whole(whole, tokens, batching)
+            elif batching.pours and is_masked:
                 raise ConfigError(
-                    f"{whole} is longer than the sequence and cannot be cut",
-                    got=f"{tokens} tokens",
-                    limit=f"at most seq_len={batching.seq_len}",
-                    remedy='Choose a longer seq_len, or overflow="drop".',
+                    f"source {self.spec.name!r}: a sample with a loss_mask, which Fixed cannot cut",
+                    got=read.where,
+                    limit="samples without one: targets are counted by where packs end",
+                    remedy="Use Packed(...), or leave the mask out.",
                 )
             return batching.cut(tokens)
         except ConfigError as error:
@@ -318,6 +323,22 @@ def _changed(spec: SourceSpec, key: _Key, got: str) -> SourceError:
         got=got,
         remedy="The data must not change during a run; random transforms must draw from `rng`.",
     )
+
+
+def _check_whole(what: str, tokens: int, batching: Batching) -> None:
+    """Raise ConfigError where a sample that cannot be cut would be."""
+    if batching.pours:
+        raise ConfigError(
+            f"{type(batching).__name__} cuts anywhere, which {what} does not allow",
+            remedy="Take Packed.",
+        )
+    if tokens > batching.seq_len and batching.overflow != "drop":
+        raise ConfigError(
+            f"{what} is longer than the sequence and cannot be cut",
+            got=f"{tokens} tokens",
+            limit=f"at most seq_len={batching.seq_len}",
+            remedy='Choose a longer seq_len, or overflow="drop".',
+        )
 
 
 def _close(reads: Iterator[Any]) -> None:

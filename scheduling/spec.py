@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.draw import DrawRules
 from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import StepSchedule
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
+from megadask.scheduling.assemble import ARRAY_KEYS, TOKEN_KEYS
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.samples import Form
 
@@ -73,7 +74,7 @@ class SourceSpec:
     max_consecutive_errors: int
     scalars: tuple[str, ...]
     modalities: tuple[str, ...]
-    batching: Packed
+    batching: Batching
     shuffle: int = 0
     known: Reader | None = None
     extras: tuple[str, ...] = ()
@@ -145,6 +146,12 @@ class RunSpec:
         Source name to the records of each lane in an epoch, None where the reader does not know.
     mixture
         Weights by step.
+    extras
+        Names of the extras of all sources.
+    has_tokens
+        Whether any source has tokens.
+    collate
+        The pickled function on the microbatches of a bucket, if there is one.
     """
 
     lanes: Mapping[str, int]
@@ -154,11 +161,22 @@ class RunSpec:
     strategy: Strategy
     topology: ClientPlaceTree
     limits: Limits = field(default_factory=Limits)
+    extras: tuple[str, ...] = ()
+    has_tokens: bool = True
+    collate: bytes | None = None
 
     @property
-    def batching(self) -> Packed:
+    def batching(self) -> Batching:
         """How samples become batches."""
         return self.rules.batching
+
+    @property
+    def array_keys(self) -> list[str]:
+        """Names of the arrays of a batch, as far as they are known before there is one."""
+        keys = [key for key in ARRAY_KEYS if self.has_tokens or key not in TOKEN_KEYS]
+        keys += [one.name for one in self.batching.fields if one.name not in ARRAY_KEYS]
+        keys += ["num_sequences"] if self.batching.sequences > 1 else []
+        return [*keys, *(["extras"] if self.extras else [])]
 
     @property
     def num_buckets(self) -> int:

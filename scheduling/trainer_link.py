@@ -78,6 +78,7 @@ class TrainerLink:
         self.sources: list[str] = joined["sources"]
         self.components: dict[str, str] = joined["components"]
         self.restarts: bool = joined["restart"]
+        self.place: dict[str, Any] = joined["place"]
         self._beginning = Point.from_json(joined["beginning"])
         self._num_microbatches = 1
         self._inflight: dict[Watermark, Any] = {}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching, Fixed, Packed, Padded
 from megadask.planner.errors import ConfigError, StateError
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import Metadata
@@ -22,6 +22,7 @@ from megadask.scheduling.extras import decode, encode_row, join_rows
 from megadask.scheduling.samples import Form, check_sample, num_targets, payload_of, weigh
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.spec import SourceSpec
+from megadask.transforms import Batched, Bytes
 from tests.fakes import MemoryReader
 from tests.strategies import laws
 
@@ -34,7 +35,7 @@ def form(**declared: Any) -> Form:
     return Form(fields=batching.fields, **declared)
 
 
-def loader(records: list[Any], batching: Packed | None = None, **changes: Any) -> SourceLoader:
+def loader(records: list[Any], batching: Batching | None = None, **changes: Any) -> SourceLoader:
     declared: dict[str, Any] = {
         "name": "web",
         "index": 0,
@@ -380,6 +381,23 @@ def test_every_span_of_a_sample_has_its_extras() -> None:
     assert extras == {"url": ["a", "a", None]}
 
 
+def test_extras_that_the_transform_leaves_out_are_those_of_the_record() -> None:
+    records = [{"text": "ab", "url": "one", "label": 3}, {"text": "c", "url": "two"}]
+
+    def shout(record: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**Bytes()(record), "url": record["url"].upper()}  # type: ignore[dict-item]
+
+    def extras_of(transform: Any) -> Any:
+        one = loader(records, transform=transform, extras=("url", "label"))
+        payload = one.serve(described(one))
+        return decode(join_rows(["url", "label"], payload["extras"], payload["extras_offsets"]))
+
+    assert extras_of(Bytes()) == {"url": ["one", "two"], "label": [3, None]}
+    batched = Batched(lambda given_ones: [Bytes()(one) for one in given_ones])
+    assert extras_of(batched) == extras_of(Bytes())
+    assert extras_of(shout) == {"url": ["ONE", "TWO"], "label": [3, None]}
+
+
 # Samples without tokens -------------------------------------------------------------------------
 
 
@@ -411,3 +429,19 @@ def test_what_is_no_sample_says_what_one_is() -> None:
         check_sample({"text": "a"}, form())
     with pytest.raises(ConfigError, match="got list"):
         check_sample([1, 2], form())
+
+
+# Other batching ---------------------------------------------------------------------------------
+
+
+def test_padded_rows_and_fixed_packs_hold_no_pairs() -> None:
+    for batching in (Padded(seq_len=64, global_batch=1), Fixed(seq_len=64, global_batch=1)):
+        with pytest.raises(ConfigError, match=r"too many sequences.*at most 1"):
+            described(loader([pair(1, 2, 3)], batching))
+
+
+def test_where_documents_are_cut_anywhere_what_stays_together_is_refused() -> None:
+    batching = Fixed(seq_len=64, global_batch=1)
+    record = {"tokens": [1, 2], "image": [np.zeros((2, 2))]}
+    with pytest.raises(ConfigError, match=r"Fixed cuts anywhere.*items 'image'.*Packed"):
+        described(loader([record], batching, modalities=("image",)))
