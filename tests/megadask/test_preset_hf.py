@@ -21,7 +21,7 @@ from megadask.scheduling.assemble import Pieces, assemble, num_loss_tokens, slic
 from tests.megadask.helpers.data import pipeline, records
 from tests.megadask.helpers.ranks import run
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 VOCABULARY = 64
 SEQ = 32

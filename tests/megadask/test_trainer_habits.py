@@ -22,7 +22,7 @@ from tests.megadask.helpers.ranks import connect, run
 from tests.megadask.helpers.seen import Seen, digest, drain, see, shape, spans_of
 from tests.test_docs import blocks
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 DATA = corpus({"a": 40, "b": 25}, longest=300)
 VALIDATION = corpus({"v": 30}, longest=200, seed=5)
@@ -438,6 +438,7 @@ def test_done_belongs_to_loaders_that_want_it(client: Client, name: str) -> None
             loader.iterators(2)
 
 
+@pytest.mark.timeout(300)
 def test_lightning_resumes_behind_what_it_trained_on(
     client: Client, name: str, tmp_path: Path
 ) -> None:
