@@ -21,6 +21,7 @@ def blocks(path: Path) -> list[str]:
     return BLOCK.findall(path.read_text())
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
 def test_blocks_of_docs_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from megadask.scheduling.assemble import Pieces, assemble, num_loss_tokens, slic
 from tests.megadask.helpers.data import pipeline, records
 from tests.megadask.helpers.ranks import run
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 VOCABULARY = 64
 SEQ = 32
@@ -120,6 +121,42 @@ def test_logits_and_loss_are_those_of_the_documents_alone(attention: str, multip
             torch.testing.assert_close(output.logits[0, first : first + len(logits)], logits)
     total = sum(loss for row in alone for _, loss in row)
     assert_near(output.loss * batch["num_loss_tokens_step"], total)
+
+
+def by_sequences(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, *, scaling: Any, **given: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend as varlen kernels do: within each sequence, whatever positions say."""
+    assert mask is None
+    assert torch.equal(given["cu_seq_lens_q"], given["cu_seq_lens_k"])
+    out = torch.zeros_like(query)
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
+    for first, stop in pairwise(given["cu_seq_lens_q"].tolist()):
+        assert stop - first <= given["max_length_q"] == given["max_length_k"]
+        parts = (tensor[:, :, first:stop] for tensor in (query, key, value))
+        out[:, :, first:stop] = torch.nn.functional.scaled_dot_product_attention(
+            *parts, is_causal=True, scale=scaling
+        )
+    return out.transpose(1, 2), None
+
+
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_sequences_reach_attention_and_are_those_of_the_positions(multiple: int) -> None:
+    """What flash attention goes by and what sdpa goes by mean the same documents."""
+    transformers.AttentionInterface.register("by_sequences", by_sequences)
+    batch = pack([documents([5, 1, 8, 7], 1), documents([32], 2), []], multiple)
+    inputs = md.model_inputs(to_hf(batch, is_sliced=False))
+    with torch.no_grad():
+        one = make_model("by_sequences")(**inputs).logits[0]
+        two = make_model("sdpa")(**inputs).logits[0]
+    ends = batch["cu_seqlens_padded"][:, :-1] + batch["cu_seqlens"].diff(dim=1)
+    at = torch.arange(SEQ)
+    for q in range(3):
+        starts = batch["cu_seqlens_padded"][q, :-1]
+        real = ((at >= starts[:, None]) & (at < ends[q][:, None])).any(0)
+        rows = slice(q * SEQ, (q + 1) * SEQ)
+        torch.testing.assert_close(one[rows][real], two[rows][real])
 
 
 def test_without_shift_labels_the_loss_is_the_same_for_whole_documents() -> None:

@@ -22,9 +22,10 @@ from tests.megadask.helpers.ranks import connect, run
 from tests.megadask.helpers.seen import Seen, digest, drain, see, shape, spans_of
 from tests.test_docs import blocks
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 DATA = corpus({"a": 40, "b": 25}, longest=300)
+VALIDATION = corpus({"v": 30}, longest=200, seed=5)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -437,13 +438,18 @@ def test_done_belongs_to_loaders_that_want_it(client: Client, name: str) -> None
             loader.iterators(2)
 
 
+@pytest.mark.timeout(300)
 def test_lightning_resumes_behind_what_it_trained_on(
     client: Client, name: str, tmp_path: Path
 ) -> None:
-    """From a checkpoint in the middle of a step; without `confirm` a batch would be missing."""
+    """From a checkpoint in the middle of a step; without `confirm` a batch would be missing.
+
+    It validates meanwhile, twice in every run, and before the first step two batches.
+    """
     import lightning
 
     seen: list[tuple[int, int]] = []
+    validated: list[tuple[int, int]] = []
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -454,6 +460,9 @@ def test_lightning_resumes_behind_what_it_trained_on(
             seen.append((batch["step"], batch["microbatch"]))
             return (self.weight * batch["loss_mask"]).sum()
 
+        def validation_step(self, batch: Any, index: int) -> None:
+            validated.append((batch["step"], batch["microbatch"]))
+
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
@@ -461,7 +470,7 @@ def test_lightning_resumes_behind_what_it_trained_on(
         def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
             trainer.train_dataloader.done()
 
-    def fit(loader: md.Loader, steps: int, checkpoint: str | None) -> Any:
+    def fit(loader: md.Loader, val: md.Loader, steps: int, checkpoint: str | None) -> Any:
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
         trainer = lightning.Trainer(
             max_steps=steps,
@@ -469,19 +478,24 @@ def test_lightning_resumes_behind_what_it_trained_on(
             accelerator="cpu",
             devices=1,
             enable_model_summary=False,
+            val_check_interval=3,
+            check_val_every_n_epoch=None,
             **quiet,
         )
-        trainer.fit(Module(), loader, ckpt_path=checkpoint, weights_only=False)
+        trainer.fit(Module(), loader, val, ckpt_path=checkpoint, weights_only=False)
         return trainer
 
     made = pipeline(DATA, topology=md.ClientPlaceTree(), global_batch=4)
     path = str(tmp_path / "last.ckpt")
     with md.serve(made, client, name=f"{name}-1") as service, connect(service, 0) as loader:
         expected = [(batch["step"], batch["microbatch"]) for batch in islice(loader, 9)]
-    with md.serve(made, client, name=name) as service:
+    both = {"train": made, "val": pipeline(VALIDATION, topology=made.topology, restart=True)}
+    with md.serve(both, client, name=name) as service, connect(service, 0, pipeline="val") as val:
+        passed = [(batch["step"], batch["microbatch"]) for batch in val]
         with connect(service, 0, confirm=True) as loader:
-            fit(loader, 6, None).save_checkpoint(path)
+            fit(loader, val, 6, None).save_checkpoint(path)
+        assert validated == passed[:2] + passed * 2
         with connect(service, 0, confirm=True) as loader:
-            trainer = fit(loader, 9, path)
+            trainer = fit(loader, val, 9, path)
             assert trainer.global_step == 9
     assert seen == expected

@@ -27,7 +27,7 @@ class Members:
         body: str,
         groups: Sequence[Sequence[int]] = (),
         *,
-        seconds: float = 60.0,
+        seconds: float = 120.0,
         **job: Any,
     ) -> list[Any]:
         """Run a function of `member` on the ranks of a service; return what each returned.
@@ -55,5 +55,5 @@ def start_members(count: int, folder: Path) -> Iterator[Members]:
             for rank in range(count)
         ]
         for process in processes:
-            process.wait_for("ready")
+            process.wait_for("ready", seconds=180)
         yield Members(processes)
