@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         items_or_placeholder,
         scatter_embeddings,
     )
+    from megadask.indexing import index
     from megadask.loader import Loader, connect
     from megadask.pipeline import Pipeline
     from megadask.planner import costs, lengths
@@ -53,6 +54,7 @@ __all__ = [
     "errors",
     "exchange",
     "exchange_step",
+    "index",
     "items_or_placeholder",
     "lengths",
     "model_inputs",
@@ -84,6 +86,7 @@ _HOMES = {
     "exchange": "megadask.encoders:exchange",
     "exchange_step": "megadask.encoders:exchange_step",
     "items_or_placeholder": "megadask.encoders:items_or_placeholder",
+    "index": "megadask.indexing:index",
     "lengths": "megadask.planner.lengths",
     "model_inputs": "megadask.presets:model_inputs",
     "readers": "megadask.readers",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import megadask as md
-from megadask import simulate_cli
+from megadask import index_cli, simulate_cli
 
 #: As `megadask.planner.balance.Method`, which takes a second to import.
 _METHODS = ("assignment", "greedy", "karmarkar_karp", "none")
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser, commands = _parsers()
     options = parser.parse_args(argv)
     try:
-        run = {"demo": _demo, "simulate": simulate_cli.run}[options.command]
+        run = {"demo": _demo, "index": index_cli.run, "simulate": simulate_cli.run}[options.command]
         return run(options, commands[options.command])
     except (md.errors.MegaDaskError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -109,7 +109,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         formatter_class=_Help,
     )
     simulate_cli.add_options(simulate, _METHODS)
-    return parser, {"demo": demo, "simulate": simulate}
+    index = commands.add_parser(
+        "index",
+        help="read sources once, so that steps are planned without their payload",
+        description=(
+            "Read sources through their transforms and write down what planning needs to know of "
+            "every record: an index, for Source(index=). The exit status is 2 for bad options and "
+            "1 for bad data."
+        ),
+        formatter_class=_Help,
+    )
+    index_cli.add_options(index)
+    return parser, {"demo": demo, "index": index, "simulate": simulate}
 
 
 if __name__ == "__main__":

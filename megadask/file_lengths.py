@@ -20,16 +20,16 @@ from megadask.readers.parquet import Parquet
 from megadask.readers.paths import absolute, expand
 from megadask.scheduling.reading import BadRecord, Shard
 
-#: Suffix of a file, less that of its compression, to the reader of such files, given one column.
-_READERS: dict[str, Callable[[Sequence[str], str], FileReader]] = {
-    ".parquet": lambda paths, column: Parquet(paths, [column]),
-    ".pq": lambda paths, column: Parquet(paths, [column]),
-    ".jsonl": lambda paths, column: Jsonl(paths),
-    ".ndjson": lambda paths, column: Jsonl(paths),
-    ".arrow": lambda paths, column: ArrowIpc(paths),
-    ".arrows": lambda paths, column: ArrowIpc(paths),
-    ".feather": lambda paths, column: ArrowIpc(paths),
-    ".ipc": lambda paths, column: ArrowIpc(paths),
+#: Suffix of a file, less that of its compression, to the reader of such files, given columns.
+_READERS: dict[str, Callable[[Sequence[str], Sequence[str] | None], FileReader]] = {
+    ".parquet": Parquet,
+    ".pq": Parquet,
+    ".jsonl": lambda paths, columns: Jsonl(paths),
+    ".ndjson": lambda paths, columns: Jsonl(paths),
+    ".arrow": lambda paths, columns: ArrowIpc(paths),
+    ".arrows": lambda paths, columns: ArrowIpc(paths),
+    ".feather": lambda paths, columns: ArrowIpc(paths),
+    ".ipc": lambda paths, columns: ArrowIpc(paths),
 }
 
 
@@ -84,7 +84,7 @@ def read_lengths(paths: Sequence[str], column: str, *, is_text: bool, most: int)
         A path is missing, a glob is empty, files are of several kinds or of none that is known, a
         column is missing, a value has no length, or no document has one.
     """
-    reader = _reader(paths, column)
+    reader = reader_of(paths, [column])
     shards = reader.shards()
     per_shard = max(1, -(-most // len(shards)))
     measure = _bytes if is_text else _length
@@ -120,7 +120,8 @@ def read_lengths(paths: Sequence[str], column: str, *, is_text: bool, most: int)
     )
 
 
-def _reader(paths: Sequence[str], column: str) -> FileReader:
+def reader_of(paths: Sequence[str], columns: Sequence[str] | None) -> FileReader:
+    """Return the reader of files of one kind; raises ConfigError as `read_lengths` does."""
     kinds: dict[str, list[str]] = {}
     for file in expand(absolute(paths)):
         plain = re.sub(r"\.(gz|zst)$", "", file.name.lower())
@@ -133,7 +134,7 @@ def _reader(paths: Sequence[str], column: str) -> FileReader:
             limit=f"one of {sorted(_READERS)}, all of one kind",
         )
     (make,) = (maker for maker in makers if maker)
-    return make(sorted(url for urls in kinds.values() for url in urls), column)
+    return make(sorted(url for urls in kinds.values() for url in urls), columns)
 
 
 def _value(record: Mapping[str, Any], column: str, shard: Shard, row: int) -> Any:

@@ -66,6 +66,16 @@ class DecodeImage:
     max_pixels: int = 64_000_000
     merge: int = 1
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record that it reads; it keeps the others."""
+        return (self.column,)
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether what comes after it in a chain sees the other columns, too."""
+        return True
+
     def __post_init__(self) -> None:
         check_counts(self, ("patch", "max_patches", "max_pixels", "merge"))
         check_patches(self.max_patches, self.merge, "DecodeImage")

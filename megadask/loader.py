@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,14 +11,17 @@ from typing import Any, Self
 import torch
 from distributed import Client, Security
 
+from megadask.confirmed import Confirmed
 from megadask.groups import Share, process_group
 from megadask.planner.errors import ConfigError
-from megadask.presets import Batch, Form, Preset
+from megadask.presets import Batch, Form, Preset, known_keys
 from megadask.saved import another_pipeline, differences, read_saved, to_saved
 from megadask.scheduling.delivery import StepFacts
 from megadask.scheduling.errors import DeadlineError, ServiceError
+from megadask.scheduling.point import Point
 from megadask.scheduling.trainer_link import TrainerLink
 from megadask.service import run_name
+from megadask.steps import Step
 from megadask.tee import Tee
 from megadask.tensors import to_batch
 
@@ -38,6 +41,7 @@ def connect(
     names: Mapping[str, str] | None = None,
     pin_memory: bool = False,
     group: Any = None,
+    confirm: bool = False,
 ) -> Loader:
     """Connect a trainer process to a service.
 
@@ -73,6 +77,9 @@ def connect(
         A ``torch.distributed`` process group (or mesh of one dimension) of the ranks along the axes
         of ``broadcast_at``: the first of them fetches, and each batch is broadcast over the group.
         All its ranks connect at a time, and take every microbatch. Without it the others get facts.
+    confirm
+        Whether a batch counts as used by `Loader.done` only, not once the next one is asked for:
+        for frameworks that ask one ahead, as Lightning does.
 
     Raises
     ------
@@ -126,13 +133,11 @@ def connect(
             keys=None if keys is None else tuple(keys),
             force=force,
         )
-        form.check(
-            _known_keys(keys, form.names, link.place), is_sliced=link.place["num_slices"] > 1
-        )
+        form.check(known_keys(keys, form.names, link.place), is_sliced=link.place["num_slices"] > 1)
         share = None
         if group is not None:
             share = Share.of(group, link, timeout_s=timeout, keys=keys)
-        return Loader(client, link, form, share)
+        return Loader(client, link, form, share, Confirmed(link) if confirm else None)
     except BaseException:
         if link is not None:
             link.close()
@@ -152,19 +157,6 @@ def own_rank() -> int:
     return 0
 
 
-def _known_keys(
-    keys: Collection[str] | None, names: Collection[str], place: Mapping[str, Any]
-) -> list[str]:
-    """Return the arrays that a loader can expect. Raises ConfigError for those there are not.
-
-    What a ``collate`` of the pipeline gives is not known before there is a batch.
-    """
-    unknown = sorted(set(keys or ()) - set(place["keys"]))
-    if unknown and not place["collates"]:
-        raise ConfigError("connect(keys=)", got=unknown, limit=f"a list of some of {place['keys']}")
-    return [*(keys or place["keys"]), *(names if place["collates"] else ())]
-
-
 def _integer(what: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(what, got=repr(value), limit="an integer")
@@ -179,13 +171,21 @@ class Loader:
     `close`. Not for use by several threads at once.
     """
 
-    def __init__(self, client: Client, link: TrainerLink, form: Form, share: Share | None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        link: TrainerLink,
+        form: Form,
+        share: Share | None,
+        confirmed: Confirmed | None,
+    ) -> None:
         self._client = client
         self._link = link
         self._form = form
         self._is_inproc = str(getattr(client.scheduler, "address", "")).startswith("inproc")
         self._is_sliced = link.place["num_slices"] > 1
         self._share = share
+        self._confirmed = confirmed
         self._tee: Tee | None = None
         self._num_batches = 0
         self._num_bytes = 0
@@ -232,9 +232,20 @@ class Loader:
         """
         if count < 1:
             raise ConfigError("iterators(count)", got=count, limit=">= 1")
+        if self._confirmed is not None:
+            raise ConfigError("iterators(count) of a loader with confirm=True", got=count)
         self._begin_pass()
         self._tee = Tee(self, count)
         return tuple(self._tee.iterator(cursor) for cursor in range(count))
+
+    def done(self) -> None:
+        """Say that the oldest batch that is not yet done was used; see ``connect(confirm=True)``.
+
+        `state_dict` is behind the last one that is done, and so are acknowledgements.
+        """
+        if self._confirmed is None:
+            raise ConfigError("loader.done()", got="confirm=False", limit="connect(confirm=True)")
+        self._confirmed.done()
 
     def __len__(self) -> int:
         """Return how many microbatches a pass has, where that is known: after a whole one.
@@ -272,8 +283,8 @@ class Loader:
 
         Small, free of topology, equal on all ranks at the same point; makes no call.
         """
-        point = self._link.point if self._tee is None else self._tee.point
-        return to_saved(self._link.components, point)
+        source = self._confirmed or self._tee or self._link
+        return to_saved(self._link.components, source.point)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved state. All ranks must; the next batch waits until they have.
@@ -289,7 +300,7 @@ class Loader:
             remedy = "Serve the pipeline that saved it; to add sources, use serve(resume=state)."
             raise another_pipeline(found, remedy)
         self._tee = None
-        self._link.rewind(point)
+        self._rewind(point)
 
     def stats(self) -> dict[str, Any]:
         """Return counts of this loader: batches given out, bytes fetched, seconds waited."""
@@ -300,8 +311,7 @@ class Loader:
         """Acknowledge the last batch, give the rank back and disconnect. Safe to call again."""
         if not self._closed:
             self._closed = True
-            if self._tee is None:
-                self._link.consume(self._link.position)
+            self._use_up()
             self._link.close()
             self._client.close()
 
@@ -325,16 +335,26 @@ class Loader:
         self._tee = None
         self._pass_batches = 0
         if self._link.restarts:
-            self._link.rewind(None)
+            self._rewind(None)
 
     def _end_pass(self) -> None:
         if self._link.restarts and not self._closed:
             self._link.consume(self._link.position)
             self._link.finish()
 
+    def _rewind(self, point: Point | None) -> None:
+        self._link.rewind(point)
+        if self._confirmed is not None:
+            self._confirmed.reset()
+
+    def _use_up(self) -> None:
+        """Note that what was given out was used, unless somebody else says so."""
+        if self._tee is None and self._confirmed is None:
+            self._link.consume(self._link.position)
+
     def _peek(self) -> StepFacts | None:
         self._check_open()
-        self._link.consume(self._link.position)
+        self._use_up()
         facts = self._link.facts()
         if facts is None:
             self._note_end()
@@ -342,7 +362,7 @@ class Loader:
 
     def _next(self) -> Batch | None:
         self._check_open()
-        self._link.consume(self._link.position)
+        self._use_up()
         return self._read()
 
     def _read(self) -> Batch | None:
@@ -355,6 +375,8 @@ class Loader:
         if microbatch is None:
             self._note_end()
             return None
+        if self._confirmed is not None:
+            self._confirmed.give()
         self._num_batches += 1
         self._pass_batches += 1
         self._num_bytes += sum(array.nbytes for array in microbatch.arrays.values())
@@ -370,38 +392,3 @@ class Loader:
     def _check_open(self) -> None:
         if self._closed:
             raise ServiceError(f"this loader of rank {self.rank} is closed")
-
-
-class Step:
-    """One optimizer step: iterate over it for its microbatches.
-
-    Attributes
-    ----------
-    index
-        Number of the step.
-    num_microbatches
-        How many it yields; the same on every rank. Fewer where it was begun before.
-    num_loss_tokens
-        Targets of the whole step over all ranks: what to divide the sum of the loss by.
-    imbalance
-        Planned max / mean cost over the buckets.
-    """
-
-    def __init__(self, loader: Loader, facts: StepFacts, num_microbatches: int) -> None:
-        self._loader = loader
-        self.index = facts.index
-        self.num_microbatches = num_microbatches
-        self.num_loss_tokens = facts.num_loss_tokens
-        self.imbalance = facts.imbalance
-        self.left = num_microbatches
-
-    def __len__(self) -> int:
-        return self.num_microbatches
-
-    def __iter__(self) -> Iterator[Batch]:
-        while self.left:
-            assert self._loader._link.position[0] == self.index
-            batch = self._loader._next()
-            assert batch is not None
-            self.left -= 1
-            yield batch

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import cloudpickle
 
+from megadask.known_lengths import known_reader
 from megadask.planner.batching import Batching
 from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
@@ -94,6 +95,7 @@ class Pipeline:
         check_mesh(self.topology, self.frozen_strategy, self.batching, self.modalities)
         _ = self.mixture
         _ = self.components
+        _ = self._specs
         self._check_pickles()
 
     def __str__(self) -> str:
@@ -146,16 +148,19 @@ class Pipeline:
         }
         for source in self.sources:
             shards = source.reader.shards()
-            parts[f"source {source.name}"] = json.dumps(
-                {
-                    "transform": transform_fingerprint(source.transform),
-                    "lanes": source.num_lanes,
-                    "on_error": source.on_error,
-                    "payload": [source.extras, source.modalities, source.size],
-                    "num_shards": len(shards),
-                    "shards": fingerprint_shards(shards),
-                }
-            )
+            declared = {
+                "transform": transform_fingerprint(source.transform),
+                "lanes": source.num_lanes,
+                "on_error": source.on_error,
+                "payload": [source.extras, source.modalities, source.size],
+                "num_shards": len(shards),
+                "shards": fingerprint_shards(shards),
+            }
+            if source.shuffle:
+                declared["shuffle"] = source.block_rows
+            if source.length_column:
+                declared["lengths"] = [source.length_column, source.loss_column]
+            parts[f"source {source.name}"] = json.dumps(declared)
         return parts
 
     @cached_property
@@ -185,7 +190,8 @@ class Pipeline:
             raise another_pipeline(
                 found,
                 "Resume with the pipeline that saved it. Sources may be added, and shards that "
-                "sort behind the old ones.",
+                "sort behind the old ones, but for those of a shuffled source: they would come "
+                "between shards that were read.",
             )
 
     def run_spec(self, limits: Limits) -> RunSpec:
@@ -206,12 +212,16 @@ class Pipeline:
 
     def source_specs(self) -> dict[str, SourceSpec]:
         """Return what the Source Loaders need to know, by source."""
+        return dict(self._specs)
+
+    @cached_property
+    def _specs(self) -> dict[str, SourceSpec]:
         scalars = sorted({name for source in self.sources for name in source.metadata})
-        return {
+        specs = {
             source.name: SourceSpec(
                 name=source.name,
                 index=index,
-                reader=source.reader,
+                reader=source.lean_reader,
                 transform=source.transform,
                 wants_rng=source.transform is not None and wants_rng(source.transform),
                 lanes=source.num_lanes,
@@ -221,10 +231,15 @@ class Pipeline:
                 scalars=tuple(scalars),
                 modalities=self.modalities,
                 batching=self.batching,
+                shuffle=source.block_rows,
                 extras=source.extras,
                 size=source.size,
             )
             for index, source in enumerate(self.sources)
+        }
+        return {
+            source.name: replace(spec, known=known_reader(source, spec))
+            for source, spec in zip(self.sources, specs.values(), strict=True)
         }
 
     @property
@@ -289,10 +304,11 @@ class Pipeline:
             return False
         old = json.loads(was)
         shards = source.reader.shards()
-        same = {"transform", "lanes", "on_error", "payload"}
         now = json.loads(self.components[f"source {name}"])
+        kept = (old.keys() | now.keys()) - {"num_shards", "shards"}
         return (
-            all(old.get(key) == now[key] for key in same)
+            all(old.get(key) == now.get(key) for key in kept)
+            and not source.shuffle
             and old["num_shards"] <= len(shards)
             and old["shards"] == fingerprint_shards(shards[: old["num_shards"]])
         )

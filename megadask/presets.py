@@ -122,6 +122,19 @@ class Form:
         return [key for key in made if not (is_sliced and key == "labels")]
 
 
+def known_keys(
+    keys: Collection[str] | None, names: Collection[str], place: Mapping[str, Any]
+) -> list[str]:
+    """Return the arrays that a loader can expect. Raises ConfigError for those there are not.
+
+    What a ``collate`` of the pipeline gives is not known before there is a batch.
+    """
+    unknown = sorted(set(keys or ()) - set(place["keys"]))
+    if unknown and not place["collates"]:
+        raise ConfigError("connect(keys=)", got=unknown, limit=f"a list of some of {place['keys']}")
+    return [*(keys or place["keys"]), *(names if place["collates"] else ())]
+
+
 def _hf_names(name: str) -> tuple[str, ...]:
     return _HF_NAMES.get(name, (name,))
 

@@ -157,13 +157,19 @@ class Service:
 
         Committed plans times the trainers' acknowledgements, by source in samples, spans and
         tokens, since the generation began; ``"ok"`` says whether nothing was lost or repeated.
+        A planned sample that failed when its payload was read (see ``Source(length_column=)``) was
+        delivered as a filler, and counts as skipped, too.
         Unread samples are counted once the data has ended; -1 where only reading them would tell.
         """
         audit: dict[str, Any] = self._ask(pipeline, "audit")
         return audit
 
     def stats(self, pipeline: str | None = None) -> dict[str, Any]:
-        """Return what the pipeline is doing: steps planned, buffers, memory, who is connected."""
+        """Return what the pipeline is doing: steps planned, buffers, memory, who is connected.
+
+        ``["packing"]["efficiency"]`` says how much of the sequences is real tokens, over all plans
+        since the generation began; pads are the rest.
+        """
         stats: dict[str, Any] = self._ask(pipeline, "stats")
         return stats
 

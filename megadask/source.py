@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from megadask.columns import lean, with_columns
+from megadask.known_lengths import check_known
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import RESERVED
 from megadask.scheduling.lanes import shards_of
 from megadask.scheduling.reading import Reader
+from megadask.scheduling.shuffle import BLOCK_ROWS
 from megadask.scheduling.spec import OnError
 from megadask.transforms import Transform
 
@@ -45,9 +49,22 @@ class Source:
         `DGraph.select` need.
     shares_files
         Allow other sources to read the same files.
+    shuffle
+        Whether every epoch reads the shards of a lane in another order, and the rows of a shard
+        shuffled within blocks: of so many rows, or of 1,000 when True. Belongs to the order of the
+        data, as ``lanes`` does.
+    length_column
+        Column of the records that holds the length of each sample, exactly as the transform makes
+        it. Steps are planned from it, and payload is read for planned samples alone. `metadata` are
+        then columns of the records, too.
+    loss_column
+        Column that holds how many targets of each sample count, where not all of them do.
+    index
+        Path or URL of the file that ``megadask index`` wrote for this source: what is in there need
+        not be read to plan steps.
     extras
         Names of what rides along with its samples into ``batch["extras"]``: texts, numbers, lists,
-        arrays.
+        arrays, of the sample or, where its transform leaves them out, of the record.
     size
         For samples without tokens: the name of what counts as their length, a number, or something
         that has a length. What is delivered of them are `extras`, items, and aligned fields.
@@ -63,6 +80,10 @@ class Source:
     metadata: tuple[str, ...] = ()
     modalities: tuple[str, ...] = ()
     shares_files: bool = False
+    shuffle: bool | int = False
+    length_column: str | None = None
+    loss_column: str | None = None
+    index: str | os.PathLike[str] | None = None
     extras: tuple[str, ...] = ()
     size: str | None = None
 
@@ -75,6 +96,12 @@ class Source:
                 raise ConfigError(
                     f"Source({self.name!r}, {what}=)", got=repr(value), limit="an integer >= 1"
                 )
+        if not isinstance(self.shuffle, int) or self.shuffle < 0:
+            raise ConfigError(
+                f"Source({self.name!r}, shuffle=)",
+                got=repr(self.shuffle),
+                limit="True, False, or the rows of a block, an integer >= 1",
+            )
         if self.on_error not in get_args(OnError):
             raise ConfigError(
                 f"Source({self.name!r}, on_error=)",
@@ -99,6 +126,7 @@ class Source:
                 got=reserved,
                 limit="names that no key of a batch has",
             )
+        check_known(self)
         if self.size is not None and (not isinstance(self.size, str) or not self.size):
             raise ConfigError(
                 f"Source({self.name!r}, size=)", got=repr(self.size), limit="a name, or None"
@@ -119,13 +147,27 @@ class Source:
         return min(self.lanes, len(self.reader.shards()))
 
     @property
+    def block_rows(self) -> int:
+        """Rows of a block that is shuffled, 0 where the order is kept."""
+        return BLOCK_ROWS if self.shuffle is True else int(self.shuffle)
+
+    @property
+    def lean_reader(self) -> Reader:
+        """The reader, without columns that nobody needs as far as the transform says."""
+        others = [*self.metadata, *self.extras, self.length_column, self.loss_column]
+        names = [name for name in others if name is not None]
+        known = self.length_column is not None
+        reader = with_columns(self.reader, names) if known else self.reader
+        return lean(reader, self.transform, names)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes in storage, as far as known."""
         return sum(shard.size_bytes or 0 for shard in self.reader.shards())
 
     @property
     def lane_rows(self) -> tuple[int, ...] | None:
-        """Records of each lane in an epoch, None where the reader does not know."""
+        """Records of each lane in every epoch, None where the reader does not know."""
         shards = self.reader.shards()
         rows = [shard.rows for shard in shards]
         if any(count is None for count in rows):

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -21,13 +21,22 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.columns import chain_columns
 from megadask.planner.errors import ConfigError, MegaDaskError
+from megadask.tokenizer_files import load, load_json, token_id
 
 if TYPE_CHECKING:
     import tokenizers
 
     from megadask.audio import LogMel as LogMel
+    from megadask.batched import Batched as Batched
     from megadask.images import DecodeImage as DecodeImage
+    from megadask.instruct import CHATML as CHATML
+    from megadask.instruct import Chat as Chat
+    from megadask.instruct import Group as Group
+    from megadask.instruct import Preference as Preference
+    from megadask.instruct import PromptResponse as PromptResponse
+    from megadask.instruct import Turn as Turn
     from megadask.placeholders import Placeholders as Placeholders
     from megadask.video import Frames as Frames
 
@@ -71,13 +80,9 @@ class Bytes:
         return 257
 
     @property
-    def eos_id(self) -> int | None:
-        """Id of the token that ends every document."""
-        return 256 if self.eos else None
-
-    def encode(self, text: str) -> NDArray[np.integer[Any]]:
-        """Return the tokens of a text, without the one that ends a document."""
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int16)
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record that it reads."""
+        return (self.column,)
 
     def __call__(self, record: Record) -> Sample | None:
         """Return the tokens of a record; raises TransformError where it has no such text."""
@@ -88,6 +93,15 @@ class Bytes:
         if self.eos:
             tokens[-1] = 256
         return _sample(tokens)
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the token that ends every document."""
+        return 256 if self.eos else None
+
+    def encode(self, text: str) -> NDArray[np.integer[Any]]:
+        """Return the tokens of a text, without the one that ends a document."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int16)
 
     def fingerprint(self) -> str:
         """Return a text that differs where results would."""
@@ -121,13 +135,13 @@ class Tokenizer:
         eos: str | int | None = None,
         add_special_tokens: bool = False,
     ) -> None:
-        built = _load(tokenizer)
+        built = load(tokenizer)
         self._json: str = built.to_str()
         self._column = column
         self._add_special_tokens = add_special_tokens
         ids = built.get_vocab(with_added_tokens=True).values()
         self._vocab_size = max(ids, default=-1) + 1
-        self._eos = _token_id(built, eos, self._vocab_size)
+        self._eos = token_id(built, eos, self._vocab_size)
         self._built: tokenizers.Tokenizer | None = built
 
     @property
@@ -136,21 +150,40 @@ class Tokenizer:
         return self._vocab_size
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record that it reads."""
+        return (self._column,)
+
+    @property
     def eos_id(self) -> int | None:
         """Id of the token that ends every document."""
         return self._eos
 
     def __call__(self, record: Record) -> Sample | None:
         """Return the tokens of a record; raises TransformError where it has no such text."""
-        ids = self.encode(_value(record, self._column, str))
-        return _sample(ids if self._eos is None else np.append(ids, ids.dtype.type(self._eos)))
+        text = text_of(record, self._column)
+        added = self._add_special_tokens
+        return self._ended(self._backend.encode(text, add_special_tokens=added).ids)
+
+    def batch(self, records: Sequence[Record]) -> list[Sample | Exception | None]:
+        """Return what each of some records becomes, or fails with: faster than one by one."""
+        results: list[Any] = []
+        for record in records:
+            try:
+                results.append(text_of(record, self._column))
+            except TransformError as error:
+                results.append(error)
+        good = [n for n, found in enumerate(results) if isinstance(found, str)]
+        encoded = self._backend.encode_batch_fast(
+            [results[n] for n in good], add_special_tokens=self._add_special_tokens
+        )
+        for n, found in zip(good, encoded, strict=True):
+            results[n] = self._ended(found.ids)
+        return results
 
     def encode(self, text: str) -> NDArray[np.integer[Any]]:
-        """Return the tokens of a text, without the one that ends a document."""
-        if self._built is None:
-            self._built = _load_json(self._json)
-        ids = self._built.encode(text, add_special_tokens=self._add_special_tokens).ids
-        return np.asarray(ids, np.int16 if self._vocab_size <= 2**15 else np.int32)
+        """Return the tokens of a text, without any that the tokenizer or `eos` would add."""
+        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, self._dtype)
 
     def fingerprint(self) -> str:
         """Return a text that differs where results would: it has a hash of the tokenizer's JSON."""
@@ -174,6 +207,20 @@ class Tokenizer:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": None}
 
+    @property
+    def _backend(self) -> tokenizers.Tokenizer:
+        if self._built is None:
+            self._built = load_json(self._json)
+        return self._built
+
+    def _ended(self, ids: list[int]) -> Sample | None:
+        ending = [] if self._eos is None else [self._eos]
+        return _sample(np.asarray([*ids, *ending], self._dtype))
+
+    @property
+    def _dtype(self) -> type[np.integer[Any]]:
+        return np.int16 if self._vocab_size <= 2**15 else np.int32
+
 
 class Chain:
     """Apply transforms one after another; the first None drops the record.
@@ -192,9 +239,24 @@ class Chain:
         return tuple(transform for transform, _ in self._steps)
 
     @property
+    def columns(self) -> frozenset[str] | None:
+        """The columns of a record that they read together, None where one of them may read all."""
+        return chain_columns(self.transforms)
+
+    @property
     def wants_rng(self) -> bool:
         """Whether one of them asks for a generator; they share it."""
         return any(wants for _, wants in self._steps)
+
+    @property
+    def batch(self) -> Callable[[Sequence[Record]], list[Sample | Exception | None]] | None:
+        """What transforms several records at once, None unless all of them can."""
+        from megadask.batched import batch_through
+
+        steps: list[Any] = [getattr(transform, "batch", None) for transform in self.transforms]
+        if self.wants_rng or not all(map(callable, steps)):
+            return None
+        return functools.partial(batch_through, steps)
 
     def __call__(self, record: Record, rng: np.random.Generator | None = None) -> Sample | None:
         """Return what the last transform makes of a record, or None where one dropped it."""
@@ -262,6 +324,12 @@ def _repr(value: object) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
+def text_of(record: Record, column: str) -> str:
+    """Return the text in a column. Raises TransformError where there is none."""
+    text: str = _value(record, column, str)
+    return text
+
+
 def _value(record: Record, column: str, kind: Any) -> Any:
     """Return the value of a column, which must be of a kind."""
     if column not in record:
@@ -282,64 +350,20 @@ def _sample(tokens: NDArray[Any]) -> Sample | None:
     return {"tokens": tokens} if len(tokens) else None
 
 
-def _load(tokenizer: Any) -> tokenizers.Tokenizer:
-    """Return a copy of a tokenizer, without padding and truncation."""
-    if isinstance(tokenizer, str | os.PathLike):
-        path = os.fspath(tokenizer)
-        path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
-        try:
-            with open(path, encoding="utf-8") as file:
-                return _load_json(file.read())
-        except FileNotFoundError as error:
-            raise ConfigError(
-                "Tokenizer(tokenizer=)",
-                got=f"{path!r}, which does not exist",
-                limit="a tokenizer, or the path of a tokenizer.json",
-            ) from error
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(backend, "to_str"):
-        raise ConfigError(
-            "Tokenizer(tokenizer=)",
-            got=type(tokenizer).__name__,
-            limit="a tokenizer of tokenizers or transformers, or the path of a tokenizer.json",
-        )
-    return _load_json(backend.to_str())
-
-
-def _load_json(text: str) -> tokenizers.Tokenizer:
-    try:
-        from tokenizers import Tokenizer as Built
-    except ImportError as error:
-        raise ConfigError(
-            "transforms.Tokenizer needs the package tokenizers",
-            remedy="pip install 'megadask[tokenizers]'",
-        ) from error
-    try:
-        built = Built.from_str(text)
-    except Exception as error:  # the package raises Exception itself
-        raise ConfigError(f"this is not the JSON of a tokenizer: {error}") from error
-    built.no_padding()
-    built.no_truncation()
-    return built
-
-
-def _token_id(built: tokenizers.Tokenizer, eos: str | int | None, vocab_size: int) -> int | None:
-    found = built.token_to_id(eos) if isinstance(eos, str) else eos
-    if eos is not None and (found is None or not 0 <= found < vocab_size):
-        raise ConfigError(
-            "Tokenizer(eos=)", got=repr(eos), limit=f"a token, or an id below {vocab_size}"
-        )
-    return found
-
-
-#: Where transforms live that are loaded when they are first used.
+#: Where the names live that need more than this module.
 _HOMES = {
+    "Batched": "megadask.batched",
+    "CHATML": "megadask.instruct",
+    "Chat": "megadask.instruct",
     "DecodeImage": "megadask.images",
     "Frames": "megadask.video",
+    "Group": "megadask.instruct",
     "LogMel": "megadask.audio",
     "Placeholders": "megadask.placeholders",
+    "Preference": "megadask.instruct",
+    "PromptResponse": "megadask.instruct",
+    "Turn": "megadask.instruct",
 }
-
 
 if not TYPE_CHECKING:  # a type checker would take any name for granted
 

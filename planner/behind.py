@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from megadask.planner.lines import Bools, Ints, Known
 from megadask.planner.metadata import Metadata
+from megadask.planner.pouring import Rest, parts
 from megadask.planner.state import NEVER, Cursor, LaneCursor, SourceState
 
 #: Columns whose values, in this order, give the canonical order within a source.
@@ -33,6 +34,8 @@ class Taken:
         (S,) epoch that the source goes on with.
     ended_S
         (S,) whether nothing is left of a source with a weight.
+    rest
+        What is left of the last row drawn: it goes on in the next step.
     """
 
     step: int
@@ -40,6 +43,7 @@ class Taken:
     waits_N: Bools
     epoch_S: Ints
     ended_S: Bools
+    rest: Rest | None = None
 
 
 def go_behind(known: Known, taken: Taken) -> tuple[list[SourceState], Metadata]:
@@ -49,6 +53,8 @@ def go_behind(known: Known, taken: Taken) -> tuple[list[SourceState], Metadata]:
     cursor_S4 = _cursors(known, taken, old_S4)
     before_N = _is_before(table, cursor_S4[known.source_N])
     left_N = before_N & known.ok_N & ~taken.taken_N
+    if taken.rest is not None:
+        left_N[taken.rest.row] = True
     outstanding, first_outstanding_S1 = _outstanding(known, taken, left_N)
     nothing = outstanding.take(np.zeros(0))
     spans = list(pairwise(first_outstanding_S1.tolist()))
@@ -127,6 +133,10 @@ def _is_less(one_S4: Ints, other_S4: Ints) -> Bools:
 def _outstanding(known: Known, taken: Taken, left_N: Bools) -> tuple[Metadata, Ints]:
     """Return the spans passed over, and (S + 1,) where those of each source begin."""
     table = known.table.take(left_N)
+    if taken.rest is not None:
+        start_n = table["start"].copy()
+        start_n[np.count_nonzero(left_N[: taken.rest.row])] = taken.rest.start
+        table = parts(table, np.arange(len(start_n)), start_n, table["stop"])
     active_n = known.active_S[known.source_N[left_N]]
     waits_n = taken.waits_N[left_N]
     now_n = np.where(active_n, taken.step, NEVER)

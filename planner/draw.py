@@ -13,67 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.batching import Batching
 from megadask.planner.behind import Taken, go_behind
 from megadask.planner.deferral import Deferral, Forecast, Missing, find_limit
-from megadask.planner.errors import ConfigError
 from megadask.planner.lines import Known, Lines, Rows
 from megadask.planner.metadata import Metadata
 from megadask.planner.mixture import Turns, settle
 from megadask.planner.packing import Packing
+from megadask.planner.pouring import Pouring, Rest
+from megadask.planner.rules import DrawRules as DrawRules
+from megadask.planner.rules import Stop as Stop
 from megadask.planner.state import PlannerState, without_waits
-from megadask.planner.weights import MixBy
 from megadask.planner.window import Columns, Window
-
-Stop = Literal["first", "all", "repeat"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawRules:
-    """What the draw of every step goes by.
-
-    Attributes
-    ----------
-    batching
-        Capacity of a step, and how documents are padded.
-    mix_by
-        Whether weights are shares of the samples (spans) or of the tokens.
-    window
-        K, how many readable spans of a source are looked at for one that fits.
-    patience
-        Steps for which a span may be passed over.
-    epochs
-        How often every source is read; None for ever.
-    stop
-        With finite epochs: end when the ``"first"`` source has ended; when ``"all"`` have, those
-        that ended dropping out; or ``"repeat"`` those until all have ended.
-    deferral
-        Which spans wait because they cost too much for a step; None: none do.
-    """
-
-    batching: Batching
-    mix_by: MixBy = "samples"
-    window: int = 64
-    patience: int = 4
-    epochs: int | None = None
-    stop: Stop = "all"
-    deferral: Deferral | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("mix_by", self.mix_by), ("stop", self.stop)):
-            choices = get_args(MixBy if name == "mix_by" else Stop)
-            if value not in choices:
-                raise ConfigError(f"{name}=", got=repr(value), limit=f"one of {choices}")
-        for name in ("window", "patience", "epochs"):
-            value = getattr(self, name)
-            valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            if not valid and not (name == "epochs" and value is None):
-                raise ConfigError(f"{name}=", got=repr(value), limit="an integer >= 1")
 
 
 @dataclass(frozen=True)
@@ -99,6 +53,8 @@ class Draw:
         (N rows) the spans in the order drawn.
     canonical_pack_N
         (N,) pack of each span in the packing that proves that they fit.
+    taken_S
+        (S,) spans taken of each source, before any was cut.
     passed
         Records passed over for good: filtered, skipped, tombstones.
     state
@@ -108,6 +64,7 @@ class Draw:
     step: int
     table: Metadata
     canonical_pack_N: NDArray[np.int64]
+    taken_S: NDArray[np.int64]
     num_packs: int
     passed: Metadata
     state: PlannerState
@@ -144,10 +101,13 @@ def draw(
         if isinstance(step, Starved):
             return step
     states, passed = go_behind(known, drawing.taken(step))
+    taken = step.rows()
+    table, pack_N = step.packed(without_waits(known.table.take(taken)))
     return Draw(
         step=state.step,
-        table=without_waits(known.table.take(step.rows())),
-        canonical_pack_N=np.array(step.packs, np.int64),
+        table=table,
+        canonical_pack_N=pack_N,
+        taken_S=np.bincount(known.source_N[taken], minlength=len(known.states)),
         num_packs=step.num_packs,
         passed=without_waits(passed),
         state=replace(
@@ -179,6 +139,8 @@ class _Drawing:
             (known.complete_S == (-1 if rules.epochs is None else rules.epochs)) & (not may_follow)
         )
         due_N = known.table["since"] <= state.step - rules.patience
+        if rules.batching.pours:  # nothing is passed over: this is what is left of a span
+            due_N = known.outstanding_N
         if rules.deferral is not None:
             due_N |= known.table["held"] <= state.step - rules.deferral.steps
         self._readable = known.readable(rules.batching, due_N)
@@ -236,20 +198,28 @@ class _Drawing:
             )
         ]
         epoch_S = np.array([window.epoch for window in step.windows], np.int64)
+        rest = step.rest(self._known.table)
+        if rest is not None:
+            source = self._known.source_N[rest.row]
+            epoch_S[source] = self._known.table["epoch"][rest.row]
+            ended[source] = False
         return Taken(
             step=self._state.step,
             taken_N=taken_N,
             waits_N=waits_N,
             epoch_S=epoch_S,
             ended_S=np.array(ended, bool),
+            rest=rest,
         )
 
     def _attempt(self, lines: Lines) -> _Step | Starved:
         step = self._new_step(lines)
         if starved := step.starved(self._names):
             return starved
-        # A span that was passed over waits no longer because its source has lost its weight.
-        step.take_due(np.flatnonzero(self._share_S == 0).tolist())
+        # A span that was passed over waits no longer because its source has lost its weight; what
+        # is left of a span goes first.
+        is_first_S = (self._share_S == 0) | self._rules.batching.pours
+        step.take_due(np.flatnonzero(is_first_S).tolist())
         step.take_turns(self._share_S)
         return step.starved(self._names) or step
 
@@ -279,7 +249,8 @@ class _Drawing:
 class _Step:
     """A step that is being drawn from the windows of all sources.
 
-    places, packs: place in the lines and canonical pack of each span, in the order drawn.
+    places, packs: place in the lines and canonical pack of each span (where it begins, if spans are
+    cut), in the order drawn.
     deficit_S: (S,) what the mixture owes the sources behind it.
     """
 
@@ -300,12 +271,28 @@ class _Step:
         self.packs: list[int] = []
         self._columns = columns
         self._rules = rules
-        self._packing = Packing(self.num_packs, rules.batching)
+        self._packing = (Pouring if rules.batching.pours else Packing)(
+            self.num_packs, rules.batching
+        )
+        self._sizes = columns.tokens if rules.batching.pours else columns.size
 
     def rows(self) -> NDArray[np.int64]:
         """Return the rows of the spans drawn, in the order drawn."""
         places = np.array(self.places, np.int64)
         return self.lines.readable.row_n[self.lines.order_n[places]]
+
+    def packed(self, table: Metadata) -> tuple[Metadata, NDArray[np.int64]]:
+        """Return the spans of the step, from those drawn, and the canonical pack of each."""
+        if isinstance(self._packing, Pouring):
+            return self._packing.cut(table)
+        return table, np.array(self.packs, np.int64)
+
+    def rest(self, table: Metadata) -> Rest | None:
+        """Return what is left of the last row drawn, None where it is all in the step."""
+        if not isinstance(self._packing, Pouring) or not self._packing.rest_tokens:
+            return None
+        row = int(self.rows()[-1])
+        return Rest(row, int(table["stop"][row]) - self._packing.rest_tokens)
 
     def take_due(self, sources: Iterable[int]) -> None:
         """Take the spans of some sources that can be passed over no longer, as far as they fit."""
@@ -316,7 +303,7 @@ class _Step:
     def take_turns(self, share_S: NDArray[np.int64]) -> None:
         """Let the sources take turns until the step is full."""
         by_tokens = self._rules.mix_by == "tokens"
-        tokens, size, packing = self._columns.tokens, self._columns.size, self._packing
+        tokens, size, packing = self._columns.tokens, self._sizes, self._packing
         live_S = np.where([not window.is_empty for window in self.windows], share_S, 0)
         turns, live_S = self._turns(self.deficit_S, live_S)
         run = turns.run()
@@ -376,4 +363,4 @@ class _Step:
 
     def _pack(self, place: int) -> None:
         self.places.append(place)
-        self.packs.append(self._packing.add(self._columns.size[place]))
+        self.packs.append(self._packing.add(self._sizes[place]))

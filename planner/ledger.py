@@ -35,6 +35,7 @@ class Ledger:
         self._counts = {
             name: {unit: dict.fromkeys(COUNTS, 0) for unit in UNITS} for name in self._names
         }
+        self._filled: dict[str, set[_RecordKey]] = {name: set() for name in self._names}
 
     def plan(
         self, table: Metadata, passed: Metadata, fresh_N: NDArray[np.bool_], state: PlannerState
@@ -76,6 +77,11 @@ class Ledger:
             )
             self._delivered[name].forget(self._state.sources[name])
 
+    def fill(self, table: Metadata) -> None:
+        """Enter planned spans that a filler stands in for: their samples count as skipped, too."""
+        for name, part in self._by_source(table):
+            self._filled[name].update(_ids(part))
+
     def report(
         self, pending: Sequence[Metadata], unread: Mapping[str, int | None] | None = None
     ) -> dict[str, Any]:
@@ -97,6 +103,7 @@ class Ledger:
             counts = {unit: dict(values) for unit, values in self._counts[name].items()}
             lost = self._delivered[name].lost(self._state.sources[name], waiting[name])
             counts["samples"]["lost"] = lost
+            counts["samples"]["skipped"] += len(self._filled[name])
             left = (unread or {}).get(name, 0)
             counts["samples"]["unread"] = -1 if left is None else left
             sources[name] = counts

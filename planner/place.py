@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from megadask.planner.cp import Packs, choose_layout
 from megadask.planner.draw import Draw
 from megadask.planner.packing import Packing
 from megadask.planner.plan import Plan, draw_digest
+from megadask.planner.problem import sums
 from megadask.planner.routing import route_all
 from megadask.planner.sequences import padded_table, sequences_of
 from megadask.planner.strategy import Strategy, relative_speeds
@@ -35,12 +37,25 @@ def place(
     """
     num_buckets = topology.num_buckets(strategy.axis)
     if not draw.table.num_rows:
-        return _plan(draw, None, np.empty(0, np.int64), num_buckets, batching, mixture)
+        return _end(draw, num_buckets, batching, mixture)
     used = int(draw.canonical_pack_N.max()) + 1
     num_microbatches = -(-used // (num_buckets * batching.micro_batch))
-    problem = _problem(draw, strategy, batching, topology, num_microbatches)
-    bin_N = balance(problem, strategy.method, **strategy.options)
-    plan = _plan(draw, problem, bin_N, num_buckets, batching, mixture)
+    problem, item_N = _problem(draw, strategy, batching, topology, num_microbatches)
+    bin_I = balance(problem, strategy.method, **strategy.options)
+    bin_N = bin_I[item_N]
+    size_N = batching.padded(draw.table["tokens"])
+    plan = Plan(
+        **_drawn(draw, mixture),
+        bucket_N=bin_N // problem.packs_per_bucket,
+        microbatch_N=bin_N % problem.packs_per_bucket // problem.num_packs,
+        pack_N=bin_N % problem.num_packs,
+        offset_N=_offsets(bin_N, size_N),
+        loads_BMP=bucket_loads(problem, bin_I),
+        bound=lower_bound(problem, bin_I),
+        speeds=relative_speeds(problem.speed_B),
+        num_packs=problem.num_packs,
+        num_loss_tokens=int(draw.table["loss_tokens"].sum()),
+    )
     cp = topology.num_slices(strategy.axis)
     parts = sequences_of(draw.table, batching)
     packs = Packs(
@@ -51,7 +66,13 @@ def place(
         seq_len=batching.seq_len,
     )
     layout = choose_layout(strategy.context, packs, cp, num_buckets, num_microbatches)
-    plan = replace(plan, unit=unit_of(strategy.cost), sync=strategy.sync, cp_layout=layout)
+    plan = replace(
+        plan,
+        unit=unit_of(strategy.cost),
+        sync=strategy.sync,
+        cp_layout=layout,
+        capacity_tokens=_capacity(plan, batching),
+    )
     return _routed(plan, strategy, topology, assignment_digest="")
 
 
@@ -85,6 +106,7 @@ def place_rest(
             pack_N=np.where(consumed_N, -1, whole.pack_N),
             offset_N=np.where(consumed_N, -1, whole.offset_N),
         )
+        left = replace(left, capacity_tokens=_capacity(left, batching))
         return _routed(left, strategy, topology, assignment_digest)
     rest = replace(
         draw,
@@ -97,6 +119,7 @@ def place_rest(
         whole,
         loads_BMP=np.concatenate([done_BMP, part.loads_BMP], axis=1),
         bound=part.bound,
+        capacity_tokens=part.capacity_tokens,
         cp_layout=part.cp_layout,
         first_microbatch=first_microbatch,
         assignment_digest="",
@@ -121,55 +144,74 @@ def _problem(
     batching: Batching,
     topology: ClientPlaceTree,
     num_microbatches: int,
-) -> Problem:
-    size_N = batching.padded(draw.table["tokens"])
-    num_buckets = topology.num_buckets(strategy.axis)
-    # Packs in the order drawn, dealt to the buckets in turn: what a plain loader would do.
-    bucket_N, slot_N = draw.canonical_pack_N % num_buckets, draw.canonical_pack_N // num_buckets
-    return strategy.problem(
+) -> tuple[Problem, NDArray[np.int64]]:
+    """Return what is to be balanced, spans or whole packs; and (N,) the item of each span."""
+    size_N, pack_N = batching.padded(draw.table["tokens"]), draw.canonical_pack_N
+    problem = strategy.problem(
         padded_table(draw.table, batching),  # caps and costs count padded tokens
         topology,
         num_microbatches=num_microbatches,
         num_packs=batching.micro_batch,
+    )
+    # Packs in the order drawn, dealt to the buckets in turn: what a plain loader would do.
+    bucket_N, slot_N = pack_N % problem.num_buckets, pack_N // problem.num_buckets
+    start_N = bucket_N * problem.packs_per_bucket + slot_N
+    item_N = np.arange(draw.table.num_rows)
+    if batching.pours:
+        problem, item_N = problem.joined(pack_N), pack_N
+        size_N = sums(size_N, pack_N, problem.num_items)
+        start_N = start_N[np.searchsorted(pack_N, np.arange(problem.num_items))]
+    room = replace(
+        problem,
         size_N=size_N,
         capacity=batching.seq_len,
-        max_items=batching.documents_limit,
-        start_N=bucket_N * num_microbatches * batching.micro_batch + slot_N,
+        max_items=1 if batching.pours else batching.documents_limit,
+        start_N=start_N,
+        equal_counts=bool(strategy.equal_counts),
     )
+    return room, item_N
 
 
-def _plan(
-    draw: Draw,
-    problem: Problem | None,
-    bin_N: NDArray[np.int64],
-    num_buckets: int,
-    batching: Batching,
-    mixture: Mapping[str, float],
-) -> Plan:
-    """Return the plan of a placement; no problem stands for no spans: the end of the data."""
-    num_packs = batching.micro_batch
-    slots = max(1, problem.num_microbatches * num_packs if problem else 1)
+def _drawn(draw: Draw, mixture: Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields of a plan that say what the step consists of."""
+    names = tuple(draw.state.sources)
+    return {
+        "step": draw.step,
+        "sources": names,
+        "table": draw.table,
+        "mixture": mixture,
+        "draw_digest": draw_digest(draw.step, names, draw.table),
+        "passed": draw.passed,
+        "state": draw.state.to_json(),
+    }
+
+
+def _end(draw: Draw, num_buckets: int, batching: Batching, mixture: Mapping[str, float]) -> Plan:
+    """Return the plan that says that the data has ended."""
+    none = np.empty(0, np.int64)
     return Plan(
-        step=draw.step,
-        sources=tuple(draw.state.sources),
-        table=draw.table,
-        bucket_N=bin_N // slots,
-        microbatch_N=bin_N % slots // num_packs,
-        pack_N=bin_N % num_packs,
-        offset_N=_offsets(bin_N, batching.padded(draw.table["tokens"])),
-        loads_BMP=bucket_loads(problem, bin_N)
-        if problem
-        else np.zeros((num_buckets, 0, 1), np.int64),
-        bound=lower_bound(problem, bin_N) if problem else 1.0,
-        speeds=relative_speeds(problem.speed_B) if problem else None,
-        num_packs=num_packs,
-        num_loss_tokens=int(draw.table["loss_tokens"].sum()),
-        mixture=mixture,
-        draw_digest=draw_digest(draw.step, list(draw.state.sources), draw.table),
-        passed=draw.passed,
-        state=draw.state.to_json(),
-        end=problem is None,
+        **_drawn(draw, mixture),
+        bucket_N=none,
+        microbatch_N=none,
+        pack_N=none,
+        offset_N=none,
+        loads_BMP=np.zeros((num_buckets, 0, 1), np.int64),
+        bound=1.0,
+        num_packs=batching.micro_batch,
+        num_loss_tokens=0,
+        end=True,
     )
+
+
+def _capacity(plan: Plan, batching: Batching) -> int:
+    """Return the tokens of all packs from the first microbatch on, pads included."""
+    placed_N = plan.bucket_N >= 0
+    size_n = batching.padded(plan.table["tokens"][placed_N])
+    num_left = plan.num_microbatches - plan.first_microbatch
+    group_n = plan.bucket_N[placed_N] * num_left
+    group_n += plan.microbatch_N[placed_N] - plan.first_microbatch
+    width_G = batching.widths(size_n, group_n, plan.num_buckets * num_left)
+    return int(width_G.sum()) * plan.num_packs
 
 
 def _offsets(bin_N: NDArray[np.int64], size_N: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -199,7 +241,12 @@ def _routed(
 
 
 def _repack(draw: Draw, batching: Batching, left: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return packs for a part of a draw: tight if the longest-first packing fits, else its own."""
+    """Return packs for a part of a draw: tight if the longest-first packing fits, else its own.
+
+    Poured packs stay whole: what is left of the draw is some of them.
+    """
+    if batching.pours:
+        return np.unique(draw.canonical_pack_N[left], return_inverse=True)[1]
     size_N = batching.padded(draw.table["tokens"])[left]
     packing = Packing(draw.num_packs, batching)
     tight_N = np.empty(len(left), np.int64)

@@ -23,7 +23,7 @@ from megadask.planner.routing import Routing, digested
 from megadask.planner.state import table_from_json, table_to_json
 from megadask.planner.views import PlanView
 
-VERSION = 2
+VERSION = 3
 _PLACED = ("bucket", "microbatch", "pack", "offset")
 _PLAIN = (
     "step",
@@ -32,6 +32,7 @@ _PLAIN = (
     "unit",
     "sync",
     "num_packs",
+    "capacity_tokens",
     "cp_layout",
     "first_microbatch",
     "num_loss_tokens",
@@ -64,6 +65,9 @@ class Plan(PlanView):
         Lowest max / mean that any assignment could reach.
     num_packs
         Packs of one microbatch.
+    capacity_tokens
+        Tokens that the packs of all microbatches of all buckets have room for, pads included; from
+        `first_microbatch` on.
     cp_layout
         How the ranks that share a bucket cut its packs; see `cp`.
     first_microbatch
@@ -101,6 +105,7 @@ class Plan(PlanView):
     loads_BMP: NDArray[np.int64]
     bound: float
     num_packs: int
+    capacity_tokens: int = 0
     cp_layout: Layout = "document"
     first_microbatch: int = 0
     num_loss_tokens: int
@@ -131,6 +136,16 @@ class Plan(PlanView):
             f"{self.num_microbatches} microbatches: max/mean {self.imbalance:.4f}, "
             f"bound {self.bound:.4f})"
         )
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens of the spans that the plan places."""
+        return int(self.table["tokens"][self.bucket_N >= 0].sum())
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens over those that the packs have room for; 1.0 where there are no packs."""
+        return self.num_tokens / self.capacity_tokens if self.capacity_tokens else 1.0
 
     @property
     def assignment(self) -> NDArray[np.int64]:

@@ -175,6 +175,23 @@ class Problem:
             transfer_NB=None if self.transfer_NB is None else self.transfer_NB[item_N],
         )
 
+    def joined(self, group_N: Ints) -> Problem:
+        """Return the problem whose items are groups of these, which stay together.
+
+        group_N: (N,) group of each item, none of them empty. Sizes and a placement are not known
+        of the groups.
+        """
+        num_groups = int(group_N.max(initial=-1)) + 1
+        transfer_NB = self.transfer_NB
+        return replace(
+            self,
+            cost_NP=sums(self.cost_NP, group_N, num_groups),
+            transfer_NB=None if transfer_NB is None else sums(transfer_NB, group_N, num_groups),
+            size_N=None,
+            capacity=None,
+            start_N=None,
+        )
+
     def _check_room(self) -> None:
         if self.max_items is not None and self.num_items > self.num_bins * self.max_items:
             raise PlanError(

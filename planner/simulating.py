@@ -107,7 +107,8 @@ def _simulate_stream(
             seconds = clock() - began if clock else 0.0
             done = _run(trainer, plan)
             tallies[method].add(done, plan.imbalance, seconds)
-        steps.add(drawn, done.ideal, _bound(strategy, stream, plan, trainer.pp))
+        bound = _bound(strategy, stream, plan, trainer.pp)
+        steps.add(drawn, done.ideal, bound, plan.capacity_tokens)
     if not steps.ideal:
         raise ConfigError("the stream has no step", remedy="Its sources have nothing to plan.")
     return StreamReport(
@@ -120,6 +121,7 @@ def _simulate_stream(
         tokens_T=np.array(steps.tokens, np.int64),
         spans_T=np.array(steps.spans, np.int64),
         packs_T=np.array(steps.packs, np.int64),
+        capacity_T=np.array(steps.capacity, np.int64),
         length_counts_L=np.trim_zeros(steps.length_counts, "b"),
         mix_by=strategy.mix_by,
         mixture_error=steps.mixture_error,
@@ -199,13 +201,14 @@ class _Steps:
         self.tokens: list[int] = []
         self.spans: list[int] = []
         self.packs: list[int] = []
+        self.capacity: list[int] = []
         self.seconds: list[float] = []
         self.length_counts = np.zeros(len(_CLASSES), np.int64)
         self.mixture_error = 0.0
         self._by_tokens = stream.frozen_strategy.mix_by == "tokens"
         self._ahead_S: NDArray[np.float64] = np.zeros(len(stream.sources))
 
-    def add(self, drawn: Drawn, ideal: float, bound: float) -> None:
+    def add(self, drawn: Drawn, ideal: float, bound: float, capacity_tokens: int) -> None:
         draw = drawn.draw
         tokens_N = draw.table["tokens"]
         self.ideal.append(ideal)
@@ -213,6 +216,7 @@ class _Steps:
         self.tokens.append(int(tokens_N.sum()))
         self.spans.append(len(tokens_N))
         self.packs.append(draw.num_packs)
+        self.capacity.append(capacity_tokens)
         self.seconds.append(drawn.seconds)
         classes_N = np.searchsorted(_CLASSES, tokens_N, side="right") - 1
         self.length_counts += np.bincount(np.maximum(classes_N, 0), minlength=len(_CLASSES))

@@ -196,7 +196,7 @@ class Stream:
             if not drawn.table.num_rows:
                 return
             state = drawn.state
-            last_S = np.bincount(drawn.table["source"], minlength=len(names))
+            last_S = drawn.taken_S
             for name, feed in feeds.items():
                 feed.trim(state.sources[name])
             yield Drawn(drawn, share_S, seconds)

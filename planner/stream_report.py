@@ -92,6 +92,8 @@ class StreamReport:
         (T,) float64, time below which no placement of whole spans can come, bubbles left aside.
     tokens_T, spans_T, packs_T
         (T,) int64, size of each step.
+    capacity_T
+        (T,) int64, tokens that the packs of the step's microbatches have room for, pads included.
     length_counts_L
         (L,) int64, spans of 2**l tokens up to the next class, over all steps.
     mix_by
@@ -115,6 +117,7 @@ class StreamReport:
     tokens_T: NDArray[np.int64]
     spans_T: NDArray[np.int64]
     packs_T: NDArray[np.int64]
+    capacity_T: NDArray[np.int64]
     length_counts_L: NDArray[np.int64]
     mix_by: MixBy
     mixture_error: float
@@ -133,6 +136,16 @@ class StreamReport:
     def efficiency(self, method: str | None = None) -> float:
         """Return ideal over step time, over all steps."""
         return float(self.ideal_T.sum() / self._of(method).step_time_T.sum())
+
+    @property
+    def packing_T(self) -> Floats:
+        """(T,) float64, packing efficiency of each step: real tokens over `capacity_T`."""
+        return np.asarray(self.tokens_T / self.capacity_T, np.float64)
+
+    @property
+    def packing(self) -> float:
+        """Packing efficiency of all steps: real tokens over what their packs have room for."""
+        return float(self.tokens_T.sum() / self.capacity_T.sum())
 
     def throughput(self, method: str | None = None) -> float:
         """Return tokens per unit of time, over all steps and ranks."""
@@ -186,6 +199,7 @@ class StreamReport:
             "tokens_per_step": float(self.tokens_T.mean()),
             "spans_per_step": float(self.spans_T.mean()),
             "packs_per_step": float(self.packs_T.mean()),
+            "packing_efficiency": self.packing,
             "best_tokens_per_time": self.best_throughput,
             "ideal_times": self.ideal_T.tolist(),
             "bound_times": self.bound_T.tolist(),
@@ -236,6 +250,7 @@ class StreamReport:
                 f"{row.speedup:>10.2f}{planning:>11}"
             )
         lines.append(f"{'bound':<16}{'':>18}{self.bound:>11.3f}")
+        lines.append(f"{self.packing:.1%} of the packs' tokens are real, the rest is padding")
         lines.append(f"off the mixture by {self.mixture_error:.3g} {self.mix_by} at most")
         if self.drift is not None:
             lines.append(describe(self.drift))

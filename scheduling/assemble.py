@@ -249,7 +249,9 @@ def cp_positions(
         return np.broadcast_to(np.arange(seq_len), (num_packs, seq_len))
     if seq_len % chunks:
         raise ConfigError(
-            "tokens of a sequence", got=seq_len, limit=f"a multiple of 2 x cp = {chunks}"
+            "seq_len under context parallelism",
+            got=seq_len,
+            limit=f"a multiple of 2 x cp = {chunks}",
         )
     tail_Q1 = np.full((num_packs, 1), seq_len)
     whole = cu_seqlens_padded if layout == "document" else np.zeros_like(tail_Q1)

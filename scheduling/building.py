@@ -47,8 +47,10 @@ class Builder:
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
         self._collator = Collator(spec.collate, spec.extras) if spec.collate else None
-        fields = [one.name for one in spec.batching.fields] + list(map(index_key, spec.modalities))
-        self._aligned = frozenset((*TOKEN_KEYS, "attention_mask", *fields))
+        own = TOKEN_KEYS if spec.has_tokens else ()
+        fields = [one.name for one in spec.batching.fields if one.name not in TOKEN_KEYS]
+        fields += map(index_key, spec.modalities)
+        self._aligned = frozenset((*own, *fields, "attention_mask"))
 
     def shares(
         self, plan: Plan, microbatch: int, rows: Mapping[int, NDArray[np.int64]], payload: Payload
@@ -63,17 +65,9 @@ class Builder:
             within = np.arange(first, first + len(mine))
             first += len(mine)
             share = self._share(plan, mine, within, table, payload)
-            if self._collator is not None:
+            if self._collator is not None or not self._spec.has_tokens:
                 base = {f".{name}": share[name] for name in _BASE}
-                collated = self._collator(
-                    self._without_tokens({name: array.copy() for name, array in share.items()}),
-                    plan.sample_ids(mine),
-                    np.stack([plan.table[name][mine] for name in ("start", "stop")], axis=1),
-                    plan.step,
-                    microbatch,
-                )
-                self._check_aligned(collated, base, plan.step, microbatch)
-                share = {**collated, **base}
+                share = {**self._delivered(plan, microbatch, mine, share), **base}
             built[bucket] = share
         return built
 
@@ -94,8 +88,8 @@ class Builder:
                 plan.cp_layout,
             )
             arrays = cut_tokens(arrays, positions_QC, self._aligned)
-            mask = cut_tokens(mask, positions_QC, self._aligned)
-        return self._without_tokens(arrays), num_loss_tokens(mask)
+            mask = cut_tokens(mask, positions_QC, mask)
+        return arrays, num_loss_tokens(mask)
 
     def _share(
         self,
@@ -118,17 +112,31 @@ class Builder:
             share[EXTRAS] = payload.extras(within, spec.extras)
         return share
 
-    def _without_tokens(self, arrays: Arrays) -> Arrays:
-        """Return a batch without the keys of tokens where no source has any."""
-        if self._spec.has_tokens:
+    def _delivered(
+        self, plan: Plan, microbatch: int, mine: NDArray[np.int64], share: Arrays
+    ) -> Arrays:
+        """Return what is delivered of a share: no tokens where no source has any, collated."""
+        arrays = share
+        if not self._spec.has_tokens:
+            arrays = {name: array for name, array in share.items() if name not in TOKEN_KEYS}
+        if self._collator is None:
             return arrays
-        return {name: array for name, array in arrays.items() if name not in TOKEN_KEYS}
+        collated = self._collator(
+            {name: array.copy() for name, array in arrays.items()},
+            plan.sample_ids(mine),
+            np.stack([plan.table[name][mine] for name in ("start", "stop")], axis=1),
+            plan.step,
+            microbatch,
+        )
+        self._check_aligned(collated, share["loss_mask"].shape, plan.step, microbatch)
+        return collated
 
-    def _check_aligned(self, collated: Arrays, base: Arrays, step: int, microbatch: int) -> None:
+    def _check_aligned(
+        self, collated: Arrays, shape: tuple[int, ...], step: int, microbatch: int
+    ) -> None:
         """Raise ConfigError if what has to be cut for ranks no longer can be."""
         if self._spec.num_slices == 1:
             return
-        shape = base[".loss_mask"].shape
         for name in self._aligned & set(collated):
             if collated[name].shape[-2:] != shape:
                 error = ConfigError(

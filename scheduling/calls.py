@@ -131,6 +131,12 @@ async def acknowledge(run: Run, generation: int, marks: list[list[int]]) -> None
         run.bump()
 
 
+async def filled(run: Run, incarnation: str, generation: int, step: int, rows: list[int]) -> None:
+    """Note spans of a committed plan that a constructor has put fillers in the place of."""
+    if run.record.is_actor(incarnation):
+        run.record.fill(generation, step, rows)
+
+
 async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
     """Tell a planner or constructor who owns which lanes."""
     await run.changed.wait_until(lambda: run.version > newer_than, wait_s)
@@ -295,6 +301,7 @@ CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
         commit,
         event,
         fail,
+        filled,
         finish,
         holds,
         join,

@@ -338,6 +338,15 @@ class ConstructorActor:
                 gather_own(self._partners, self._spec, plan, slot[1], buckets)
             )
         payload, own = tokens.result(), items.result()
+        filled = union[payload.filled_N].tolist()
+        if filled:  # counted before anybody can acknowledge it
+            await self._partners.supervisor(
+                "filled",
+                incarnation=self._incarnation,
+                generation=generation,
+                step=plan.step,
+                rows=filled,
+            )
         built = await asyncio.to_thread(self._builder.shares, plan, slot[1], rows, payload)
         built = {bucket: share | own[bucket] for bucket, share in built.items()}
         if generation == self._generation:

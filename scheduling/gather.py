@@ -80,6 +80,16 @@ class Payload:
         """Bytes received."""
         return sum(array.nbytes for part in self._replies for array in part.values())
 
+    @property
+    def filled_N(self) -> NDArray[np.bool_]:
+        """(N,) rows that fillers stand in for."""
+        filled_N = np.zeros(len(self._part_N), bool)
+        for number, part in enumerate(self._replies):
+            if "filled" in part:
+                rows = np.flatnonzero(self._part_N == number)
+                filled_N[rows] = part["filled"][self._within_N[rows]]
+        return filled_N
+
     def pieces(
         self,
         rows: NDArray[np.int64],

@@ -193,10 +193,9 @@ class PlannerActor:
     def _advance(self, drawn: Draw) -> None:
         """Go on behind a committed draw."""
         self._state, self._rest = drawn.state, None
-        counts = np.bincount(drawn.table["source"], minlength=len(self._spec.lanes))
         for index, name in enumerate(self._spec.lanes):
             if name in self._feeds:
-                self._feeds[name].trim(drawn.state.sources[name], int(counts[index]))
+                self._feeds[name].trim(drawn.state.sources[name], int(drawn.taken_S[index]))
 
     def _unread(self, drawn: Draw) -> dict[str, int | None]:
         """Return how many records of each source the end of the data leaves unread."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -76,6 +76,23 @@ class Reader(Protocol):
 
     def paths(self) -> Sequence[str]:
         """Return the files read, as absolute paths or URLs; empty for data in memory."""
+        ...
+
+
+@runtime_checkable
+class ProjectableReader(Reader, Protocol):
+    """A reader that can leave out columns, and saves by it."""
+
+    @property
+    def columns(self) -> Sequence[str] | None:
+        """The columns that it was told to read, None for all."""
+        ...
+
+    def project(self, columns: Collection[str]) -> Reader:
+        """Return a reader of the same shards and rows with only these columns of the records.
+
+        A column that the data lack is not in the records.
+        """
         ...
 
 

@@ -94,6 +94,8 @@ class RunRecord:
     history: list[dict[str, Any]] = field(default_factory=list)
     draw_digest: str = ""
     assignment_digest: str = ""
+    num_tokens: int = 0  # of the plans of this generation, and what their packs have room for
+    capacity_tokens: int = 0
     unread: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
@@ -121,6 +123,7 @@ class RunRecord:
         self.finished.clear()
         self.history.clear()
         self.draw_digest = self.assignment_digest = ""
+        self.num_tokens = self.capacity_tokens = 0
         self.unread = {}
         self.next_step = origin.step
         self.watermarks = dict.fromkeys(
@@ -175,6 +178,8 @@ class RunRecord:
         self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0, state)
         self.draw_digest = _chain(self.draw_digest, plan.draw_digest)
         self.assignment_digest = _chain(self.assignment_digest, plan.assignment_digest)
+        self.num_tokens += plan.num_tokens
+        self.capacity_tokens += plan.capacity_tokens
         if not plan.end:
             self.history.append(_summary(plan))
             del self.history[:-1000]
@@ -332,6 +337,12 @@ class RunRecord:
         """Whether a rank that asked for ``point`` may go on from there."""
         return self.agreement.grant(rank, point, self.stands_at)
 
+    def fill(self, generation: int, step: int, rows: list[int]) -> None:
+        """Note spans of a committed plan that a filler stands in for."""
+        committed = self.plans.get(step)
+        if generation == self.generation and committed is not None:
+            self._ledger.fill(committed.plan.table.take(np.array(rows, np.int64)))
+
     # What users ask ---------------------------------------------------------------------------
 
     def audit(self) -> dict[str, Any]:
@@ -379,6 +390,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "num_microbatches": plan.num_microbatches,
         "imbalance": plan.imbalance,
         "bound": plan.bound,
+        "efficiency": plan.efficiency,
         "draw_digest": plan.draw_digest,
         "assignment_digest": plan.assignment_digest,
         "mixture": dict(plan.mixture),

@@ -43,7 +43,7 @@ class Form:
         where there are none; and ``image_index``, (l,) integers: the row of the sample's
         concatenated embeddings that stands in the place of a token, -1 elsewhere.
     extras
-        Names of the columns that ride along.
+        Names of the columns that ride along, of the sample or else of its record.
     fields
         What may be aligned with the tokens.
     size
@@ -84,10 +84,11 @@ class Form:
         return kinds
 
 
-def check_sample(sample: Any, form: Form) -> Sample:
+def check_sample(sample: Any, form: Form, record: Any = None) -> Sample:
     """Return the checked form of a sample; without tokens it is one to be dropped.
 
-    Raises ConfigError naming what is wrong with it.
+    record: what it was made of, which has the extras that the transform did not pass on. Raises
+    ConfigError naming what is wrong with the sample.
     """
     if not isinstance(sample, Mapping):
         raise _no_sample(type(sample).__name__)
@@ -103,7 +104,8 @@ def check_sample(sample: Any, form: Form) -> Sample:
     for name in form.modalities:
         checked |= _items(sample, name, checked.get(f"{name}_index"))
     if form.extras:
-        checked[EXTRAS] = encode_row({name: sample.get(name) for name in form.extras})
+        found = {**record, **sample} if isinstance(record, Mapping) else sample
+        checked[EXTRAS] = encode_row({name: found.get(name) for name in form.extras})
     return {**{name: scalar(sample, name) for name in form.scalars}, **checked}
 
 

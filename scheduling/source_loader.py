@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -22,8 +23,10 @@ from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.cache import SampleCache
 from megadask.scheduling.errors import SourceError
+from megadask.scheduling.fillers import Planned, failure, filler
+from megadask.scheduling.forward import Forward
 from megadask.scheduling.item_payload import served_items
-from megadask.scheduling.lanes import Read, lane_shards, read_lane, read_rows
+from megadask.scheduling.lanes import Read, check_failures, describe_lane, read_rows
 from megadask.scheduling.samples import (
     Sample,
     item_lengths,
@@ -40,6 +43,8 @@ KEPT_REASONS = 10
 #: After so long, a call for metadata returns what it has: a slow transform must not look like a
 #: lost loader.
 DESCRIBE_S = 5.0
+
+_Key = tuple[int, int, int]  # epoch, lane, position
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +70,7 @@ class _OpenLane:
     def __init__(self, spec: SourceSpec, epoch: int, lane: int, cursor: LaneCursor) -> None:
         self.epoch = epoch
         self.cursor = cursor
-        self.reads = read_lane(spec, epoch, lane, cursor)
+        self.reads = describe_lane(spec, epoch, lane, cursor)
 
 
 class SourceLoader:
@@ -84,7 +89,10 @@ class SourceLoader:
         self.cache = SampleCache(limit_bytes)
         self.num_rereads = 0
         self.skip_reasons: list[str] = []
+        self.filled: dict[_Key, str] = {}  # what failed when it was planned, why
         self._open: dict[int, _OpenLane] = {}
+        self._forward = None if spec.known is None else Forward(spec, limit_bytes)
+        self._failures = 0
 
     def describe(self, epoch: int, cursors: Mapping[int, LaneCursor], until: int) -> Described:
         """Read lanes from their cursors up to position ``until`` (excluded).
@@ -131,14 +139,19 @@ class SourceLoader:
         Returns
         -------
         dict of arrays
-            See `serving.served`.
+            See `serving.served`; and ``filled`` (N,) bool where a sample that failed has a filler
+            of its planned length in its place.
 
         Raises
         ------
         SourceError
-            When a sample reads differently than when it was planned.
+            When a sample reads differently than when it was planned; or is not what the lengths
+            said that were known of it, under ``on_error="raise"``.
         """
-        return served(self._samples(wanted), wanted, self.spec.form)
+        payload = served(self._samples(wanted), wanted, self.spec.form)
+        keys = zip(*(wanted[n].tolist() for n in ("epoch", "lane", "position")), strict=True)
+        filled_N = np.array([key in self.filled for key in keys], bool)
+        return {**payload, "filled": filled_N} if filled_N.any() else payload
 
     def serve_items(self, wanted: Metadata, modality: str) -> dict[str, NDArray[Any]]:
         """Return items of samples; see `item_payload.served_items`. Raises as `serve` does."""
@@ -153,6 +166,8 @@ class SourceLoader:
         """Close all files and forget all samples."""
         for lane in list(self._open):
             self._close_lane(lane)
+        if self._forward is not None:
+            self._forward.close()
         self.cache.clear()
 
     def _close_lane(self, lane: int) -> None:
@@ -163,37 +178,55 @@ class SourceLoader:
     def _spans(self, epoch: int, lane: int, read: Read) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a record: SPAN_COLUMNS, the scalars, the item lengths by modality."""
         place = (self.spec.index, epoch, lane, read.position, read.shard, read.row)
-        if read.reason is not None and len(self.skip_reasons) < KEPT_REASONS:
-            self.skip_reasons.append(read.reason)
-        cuts = [] if read.sample is None else self._cut(lane, read)
-        if read.sample is None or not cuts:
+        self._note(read.reason)
+        cuts = self._cut(read) if read.verdict is Verdict.OK else []
+        if not cuts:
             verdict = Verdict.FILTERED if read.verdict is Verdict.OK else read.verdict
             nothing = (*(np.nan for _ in self.spec.scalars), *([] for _ in self.spec.form.ragged))
             yield (*place, 0, 0, verdict, 0, 0, 0, 0, 0, *nothing)
             return
-        payload = payload_of(read.sample, self.spec.form)
-        size_bytes, checksum = weigh(payload)
-        self.cache.put((epoch, lane, read.position), payload, size_bytes)
         length = cuts[-1][1]
-        scalars = [read.sample[name] for name in self.spec.scalars]
-        items = [item_lengths(read.sample, name) for name in self.spec.form.ragged]
+        if read.entry is not None:
+            size_bytes, checksum = read.entry.size_bytes, read.entry.checksum
+            scalars = [read.entry.scalars.get(name, np.nan) for name in self.spec.scalars]
+            items = [list(read.entry.items.get(name, ())) for name in self.spec.form.ragged]
+            targets = read.entry.num_targets
+        else:
+            assert read.sample is not None
+            payload = payload_of(read.sample, self.spec.form)
+            size_bytes, checksum = weigh(payload)
+            self.cache.put((epoch, lane, read.position), payload, size_bytes)
+            scalars = [read.sample[name] for name in self.spec.scalars]
+            items = [item_lengths(read.sample, name) for name in self.spec.form.ragged]
+            targets = partial(num_targets, read.sample)
         for start, stop in cuts:
-            loss = num_targets(read.sample, start, stop, length)
-            counts = (stop - start, length, loss, size_bytes, checksum)
+            counts = (stop - start, length, targets(start, stop, length), size_bytes, checksum)
             yield (*place, start, stop, Verdict.OK, *counts, *scalars, *items)
             items = [[] for _ in items]  # items come with the first span of their sample
 
-    def _cut(self, lane: int, read: Read) -> list[tuple[int, int]]:
-        assert read.sample is not None
-        batching, tokens = self.spec.batching, len(read.sample["tokens"])
-        whole = whole_because(read.sample, self.spec.form)
+    def _cut(self, read: Read) -> list[tuple[int, int]]:
+        batching = self.spec.batching
+        if read.entry is not None:
+            tokens, whole = read.entry.tokens, read.entry.whole
+            is_masked = read.entry.num_targets(0, tokens, tokens) != tokens - 1
+        else:
+            assert read.sample is not None
+            tokens = len(read.sample["tokens"])
+            whole = whole_because(read.sample, self.spec.form)
+            is_masked = "loss_mask" in read.sample
         try:
             if whole:
                 _check_whole(whole, tokens, batching)
+            elif batching.pours and is_masked:
+                raise ConfigError(
+                    f"source {self.spec.name!r}: a sample with a loss_mask, which Fixed cannot cut",
+                    got=read.where,
+                    limit="samples without one: targets are counted by where packs end",
+                    remedy="Use Packed(...), or leave the mask out.",
+                )
             return batching.cut(tokens)
         except ConfigError as error:
-            shard = self.spec.reader.shards()[lane_shards(self.spec, lane)[read.shard]].name
-            error.add_note(f"MegaDask: source {self.spec.name!r}, shard {shard}, row {read.row}")
+            error.add_note(f"MegaDask: source {self.spec.name!r}, {read.where}")
             raise
 
     def _table(self, rows: list[tuple[Any, ...]]) -> Metadata:
@@ -207,20 +240,28 @@ class SourceLoader:
         }
         return Metadata(arrays, items)
 
-    def _samples(self, wanted: Metadata) -> dict[tuple[int, int, int], Sample]:
+    def _samples(self, wanted: Metadata) -> dict[_Key, Sample]:
         """Return the samples of all rows, from the cache or read again and checked."""
-        found: dict[tuple[int, int, int], Sample] = {}
-        missing: dict[tuple[int, int, int], tuple[LaneCursor, int]] = {}
-        names = ("epoch", "lane", "position", "shard", "row", "checksum")
-        for epoch, lane, position, shard, row, checksum in zip(
-            *(wanted[name].tolist() for name in names), strict=True
+        found: dict[_Key, Sample] = {}
+        missing: dict[_Key, tuple[LaneCursor, Planned]] = {}
+        names = ("epoch", "lane", "position", "shard", "row", "length", "checksum")
+        columns = [wanted[name].tolist() for name in names]
+        whole_N = (wanted["start"] == 0) & (wanted["stop"] == wanted["length"])
+        loss_N = np.where(whole_N, wanted["loss_tokens"], -1)
+        for epoch, lane, position, shard, row, length, checksum, loss in zip(
+            *columns, loss_N.tolist(), strict=True
         ):
             key = (epoch, lane, position)
             if key in found or key in missing:
                 continue
             sample = self.cache.get(key)
+            if sample is None and key in self.filled:
+                sample = filler(length, self.spec.form)
             if sample is None:
-                missing[key] = (LaneCursor(position=position, shard=shard, row=row), checksum)
+                at = LaneCursor(position=position, shard=shard, row=row)
+                loss_tokens = None if loss < 0 else loss
+                planned = Planned(length=length, loss_tokens=loss_tokens, checksum=checksum)
+                missing[key] = (at, planned)
             else:
                 found[key] = sample
         for (epoch, lane, _), keys in groupby(
@@ -228,7 +269,10 @@ class SourceLoader:
             key=lambda k: (k[0], k[1], missing[k][0].shard),
         ):
             cursors = [missing[key][0] for key in keys]
-            reads = read_rows(self.spec, epoch, lane, cursors)
+            if self._forward is not None:
+                reads = self._forward.read(epoch, lane, cursors)
+            else:
+                reads = read_rows(self.spec, epoch, lane, cursors)
             for read in reads:
                 self.num_rereads += 1
                 key = (epoch, lane, read.position)
@@ -239,18 +283,43 @@ class SourceLoader:
                 raise _changed(self.spec, key, f"shard {cursor.shard} ends before row {cursor.row}")
         return found
 
-    def _checked(self, key: tuple[int, int, int], read: Read, checksum: int) -> Sample:
+    def _checked(self, key: _Key, read: Read, planned: Planned) -> Sample:
+        """Return the payload of a planned sample, or what stands in for it."""
+        if self.spec.known is not None:
+            reason = failure(self.spec, read, planned)
+            self._failures = check_failures(self.spec, self._failures, reason)
+            if reason is not None:
+                return self._fill(key, planned, reason)
         if read.sample is None:
             raise _changed(self.spec, key, f"verdict {read.verdict.name}: {read.reason}")
         payload = payload_of(read.sample, self.spec.form)
         size_bytes, now = weigh(payload)
-        if now != checksum:
-            raise _changed(self.spec, key, f"checksum {now:#010x}, planned with {checksum:#010x}")
+        is_known = planned.checksum or self.spec.known is None
+        if is_known and now != planned.checksum:
+            got = f"checksum {now:#010x}, planned with {planned.checksum:#010x}"
+            raise _changed(self.spec, key, got)
         self.cache.put(key, payload, size_bytes)
         return payload
 
+    def _fill(self, key: _Key, planned: Planned, reason: str) -> Sample:
+        """Return a filler, if the policy allows it (rule 6)."""
+        if self.spec.on_error == "raise" or (planned.checksum and self.spec.modalities):
+            raise SourceError(
+                f"source {self.spec.name!r}: a sample is not what was known of it",
+                got=reason,
+                remedy="Lengths must be those that the transform makes; index the source anew, or "
+                'let Source(on_error="skip") put fillers in their place.',
+            )
+        self._note(reason)
+        self.filled[key] = reason
+        return filler(planned.length, self.spec.form)
 
-def _changed(spec: SourceSpec, key: tuple[int, int, int], got: str) -> SourceError:
+    def _note(self, reason: str | None) -> None:
+        if reason is not None and len(self.skip_reasons) < KEPT_REASONS:
+            self.skip_reasons.append(reason)
+
+
+def _changed(spec: SourceSpec, key: _Key, got: str) -> SourceError:
     epoch, lane, position = key
     return SourceError(
         f"source {spec.name!r}: sample {epoch}/{lane}/{position} reads differently than before",

@@ -53,6 +53,11 @@ class SourceSpec:
         Names of the lists of items whose lengths become metadata, over all sources.
     batching
         How documents are cut into spans.
+    shuffle
+        Rows of a block that is shuffled; 0 keeps the order of shards and rows.
+    known
+        Yields what is known of each record, an `Entry`, so that payload is read for planned samples
+        alone; None where only reading and transforming a record tells.
     extras
         Names of the columns of this source that ride along.
     size
@@ -71,6 +76,8 @@ class SourceSpec:
     scalars: tuple[str, ...]
     modalities: tuple[str, ...]
     batching: Batching
+    shuffle: int = 0
+    known: Reader | None = None
     extras: tuple[str, ...] = ()
     size: str | None = None
 

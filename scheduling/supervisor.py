@@ -155,6 +155,11 @@ class Supervisor(SchedulerPlugin):
             "closed": run.closed,
             "draw_digest": record.draw_digest,
             "assignment_digest": record.assignment_digest,
+            "packing": {
+                "num_tokens": record.num_tokens,
+                "capacity_tokens": record.capacity_tokens,
+                "efficiency": record.num_tokens / (record.capacity_tokens or 1),
+            },
             "steps": list(record.history),
             "watermarks": {str(rank): list(mark) for rank, mark in record.watermarks.items()},
             "trainers": {str(rank): claim.process for rank, claim in record.claims.items()},

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.ahead import Ahead
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching
 from megadask.planner.draw import Draw, DrawRules, Starved, draw
 from megadask.planner.ids import Verdict
 from megadask.planner.lines import Rows
@@ -49,7 +49,7 @@ class MemorySource:
     name: str
     index: int
     lanes: Sequence[Sequence[Record]]
-    batching: Packed
+    batching: Batching
 
     @property
     def num_records(self) -> int:

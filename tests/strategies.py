@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching, Fixed, Packed, Padded
 from megadask.planner.draw import DrawRules
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata, Ragged
@@ -45,8 +45,35 @@ def batchings(draw: st.DrawFn, micro_batch: int | None = None) -> Packed:
 
 
 @st.composite
+def padded_batchings(draw: st.DrawFn) -> Padded:
+    """Few short rows."""
+    multiple = draw(st.sampled_from([1, 1, 2, 4]))
+    return Padded(
+        seq_len=multiple * draw(st.integers(2, 12)),
+        global_batch=draw(st.integers(1, 8)),
+        micro_batch=draw(st.integers(1, 3)),
+        overflow=draw(st.sampled_from(["split", "truncate", "drop"])),
+        pad_to_multiple=multiple,
+        pad_to=draw(st.sampled_from(["seq_len", "longest"])),
+    )
+
+
+@st.composite
+def fixed_batchings(draw: st.DrawFn) -> Fixed:
+    """Small packs, so that documents reach over several of them, and over several steps."""
+    multiple = draw(st.sampled_from([1, 1, 2, 4]))
+    return Fixed(
+        seq_len=multiple * draw(st.integers(2, 12)),
+        global_batch=draw(st.integers(1, 4)),
+        micro_batch=draw(st.integers(1, 2)),
+        pad_to_multiple=multiple,
+        max_documents=draw(st.none() | st.integers(1, 3)),
+    )
+
+
+@st.composite
 def memory_sources(
-    draw: st.DrawFn, index: int, batching: Packed, max_lanes: int = 3, max_records: int = 6
+    draw: st.DrawFn, index: int, batching: Batching, max_lanes: int = 3, max_records: int = 6
 ) -> MemorySource:
     """Sources of uneven lanes; at least one of their records can be read."""
     tokens = st.integers(1, batching.seq_len) | st.integers(1, 3 * batching.seq_len)
@@ -71,11 +98,16 @@ class World:
 
 
 @st.composite
-def worlds(draw: st.DrawFn, max_sources: int = 3, **fixed: Any) -> World:
+def worlds(
+    draw: st.DrawFn,
+    max_sources: int = 3,
+    batching: st.SearchStrategy[Batching] | None = None,
+    **fixed: Any,
+) -> World:
     """Worlds whose data ends, unless ``fixed`` has other rules for the draw."""
-    batching = draw(batchings())
+    chosen = draw(batchings() if batching is None else batching)
     sources = [
-        draw(memory_sources(index, batching)) for index in range(draw(st.integers(1, max_sources)))
+        draw(memory_sources(index, chosen)) for index in range(draw(st.integers(1, max_sources)))
     ]
     rules: dict[str, Any] = {
         "mix_by": draw(st.sampled_from(["samples", "tokens"])),
@@ -86,7 +118,7 @@ def worlds(draw: st.DrawFn, max_sources: int = 3, **fixed: Any) -> World:
     }
     return World(
         sources=sources,
-        rules=DrawRules(batching=batching, **(rules | fixed)),
+        rules=DrawRules(batching=chosen, **(rules | fixed)),
         weights={source.name: draw(weights) for source in sources},
     )
 

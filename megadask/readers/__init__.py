@@ -12,6 +12,8 @@ mds.py           Mosaic Data Shards
 sequence.py      records that are in memory already
 
 files.py         what the readers of files share: the shard list, pickling, fingerprints
+columns.py       what readers share that can leave out columns
+spool.py         batches by way of the local disk, where their decoder holds much
 lines.py         what the readers of text share: lines of bounded length
 records.py       from Arrow batches to records
 ipc_footer.py    where the record batches of an Arrow file lie

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from megadask.planner.errors import ConfigError
-from megadask.readers.files import FileReader, Part, check_columns, check_has_columns
+from megadask.readers.columns import ColumnReader
+from megadask.readers.files import Part, check_columns, check_has_columns
 from megadask.readers.ipc_footer import MAGIC, Block, blocks
 from megadask.readers.paths import DataFile, Paths
 from megadask.readers.records import records
@@ -16,7 +17,7 @@ from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
 from megadask.scheduling.reading import BadRecord, Shard
 
 
-class ArrowIpc(FileReader):
+class ArrowIpc(ColumnReader):
     """Read Arrow IPC: the file format (Feather V2), the stream format, or a mix of both.
 
     Memory is one record batch, as the writer cut them. Nothing is mapped into memory, since a
@@ -27,7 +28,8 @@ class ArrowIpc(FileReader):
     paths
         A path, glob, brace list or fsspec URL, or several of them.
     columns
-        Columns to make records of; all of them when None. The others are read and dropped.
+        Columns to make records of; all of them when None. Of a file the others are not read, of a
+        stream they are read and dropped.
     """
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
@@ -60,15 +62,26 @@ class ArrowIpc(FileReader):
         with (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source) as reader:
             return reader.schema.names, batches
 
+    def _options_for(self, source: pa.NativeFile, part: Part) -> pa.ipc.IpcReadOptions:
+        """Return what leaves out the bytes of columns that are not read."""
+        included: list[int] = []
+        if self._columns is not None:
+            with (pa.ipc.open_stream if part.index < 0 else pa.ipc.open_file)(source) as reader:
+                names = reader.schema.names
+            included = [i for i, name in enumerate(names) if name in self._columns]
+            source.seek(0)
+        return pa.ipc.IpcReadOptions(included_fields=included)
+
     def _read(self, part: Part, start: int) -> Generator[Mapping[str, Any] | BadRecord, None, None]:
         position = 0
         with open_arrow(part.url) as source:
-            batches = _stream(source, part) if part.index < 0 else _file(source, part)
             try:
+                options = self._options_for(source, part)
+                batches = (_stream if part.index < 0 else _file)(source, part, options)
                 for batch in batches:
                     first = max(start - position, 0)
                     if self._columns is not None:
-                        batch = batch.select(self._columns)
+                        batch = batch.select(_present(self._columns, batch))
                     if first < batch.num_rows:
                         yield from _checked(batch.slice(first), position + first)
                     position += batch.num_rows
@@ -78,8 +91,14 @@ class ArrowIpc(FileReader):
                 raise part.truncated(max(position, start), error) from error
 
 
-def _file(source: pa.NativeFile, part: Part) -> Iterator[pa.RecordBatch]:
-    with pa.ipc.open_file(source) as reader:
+def _present(columns: Sequence[str], batch: pa.RecordBatch) -> list[str]:
+    return [name for name in columns if name in batch.schema.names]
+
+
+def _file(
+    source: pa.NativeFile, part: Part, options: pa.ipc.IpcReadOptions
+) -> Iterator[pa.RecordBatch]:
+    with pa.ipc.open_file(source, options=options) as reader:
         count = reader.num_record_batches
         batch = reader.get_batch(part.index) if part.index < count else None
     rows = None if batch is None else batch.num_rows
@@ -93,8 +112,10 @@ def _file(source: pa.NativeFile, part: Part) -> Iterator[pa.RecordBatch]:
     yield batch
 
 
-def _stream(source: pa.NativeFile, part: Part) -> Iterator[pa.RecordBatch]:
-    with pa.ipc.open_stream(source) as reader:
+def _stream(
+    source: pa.NativeFile, part: Part, options: pa.ipc.IpcReadOptions
+) -> Iterator[pa.RecordBatch]:
+    with pa.ipc.open_stream(source, options=options) as reader:
         yield from reader
     # A stream may lack its end marker, so one cut between batches looks complete.
     size_bytes = source.size()

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from megadask.planner.errors import ConfigError
+from megadask.readers.columns import ColumnReader
 from megadask.readers.compression import decompress
 from megadask.readers.files import Part, check_columns, check_positive
 from megadask.readers.lines import (
@@ -39,7 +40,7 @@ _CONVERT: dict[FieldType, Callable[[str], Any]] = {
 }
 
 
-class Csv(LineReader):
+class Csv(ColumnReader, LineReader):
     """Read CSV as RFC 4180 has it, plain or compressed (``.gz``, ``.zst``).
 
     Fields may be quoted, and then hold delimiters, line ends and doubled quotes. Empty lines are
@@ -117,12 +118,15 @@ class Csv(LineReader):
         if twice:
             raise ConfigError("two columns have one name", got=twice)
         wanted = header if self._columns is None else self._columns
-        missing = [name for name in dict.fromkeys([*wanted, *self._types]) if name not in header]
+        needed = [] if self._is_projected else dict.fromkeys([*wanted, *self._types])
+        missing = [name for name in needed if name not in header]
         # A file without a single line has no columns, and no rows that lack them.
         if missing and header:
             raise ConfigError("it lacks columns", got=missing, limit=f"some of {header}")
         fields = [
-            (name, header.index(name), self._types.get(name, "str")) for name in wanted if header
+            (name, header.index(name), self._types.get(name, "str"))
+            for name in wanted
+            if name in header
         ]
         return partial(_decode, self._delimiter, len(header), fields)
 

@@ -11,14 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
+from megadask.readers.columns import ColumnReader
 from megadask.readers.compression import is_compressed
-from megadask.readers.files import (
-    FileReader,
-    Part,
-    check_columns,
-    check_has_columns,
-    check_positive,
-)
+from megadask.readers.files import Part, check_columns, check_has_columns, check_positive
 from megadask.readers.forward import Forward, open_forward
 from megadask.readers.index_file import field, read_index
 from megadask.readers.lines import MAX_RECORD_BYTES
@@ -47,7 +42,7 @@ class MdsPart(Part):
     file_bytes: int | None = None
 
 
-class Mds(FileReader):
+class Mds(ColumnReader):
     """Read folders that Streaming's ``MDSWriter`` wrote, plain or compressed (gz, zstd).
 
     ``jpeg`` and ``png`` columns stay bytes, for `megadask.transforms.DecodeImage`. Hashes are not

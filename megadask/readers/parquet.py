@@ -10,15 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megadask.planner.errors import ConfigError
-from megadask.readers.files import (
-    FileReader,
-    Part,
-    check_columns,
-    check_has_columns,
-    check_positive,
-)
+from megadask.readers.columns import ColumnReader
+from megadask.readers.files import Part, check_columns, check_has_columns, check_positive
 from megadask.readers.paths import DataFile, Paths
 from megadask.readers.records import records
+from megadask.readers.spool import spooled
 from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
 from megadask.scheduling.reading import BadRecord, Shard
 
@@ -26,7 +22,7 @@ from megadask.scheduling.reading import BadRecord, Shard
 _REMOTE_BUFFER_BYTES = 2**19
 
 
-class Parquet(FileReader):
+class Parquet(ColumnReader):
     """Read Parquet files, a few rows at a time.
 
     Parameters
@@ -91,7 +87,10 @@ class Parquet(FileReader):
         # that the row where the shard breaks does not depend on the batches it was read in.
         for batch_rows in (self._batch_rows, 1):
             try:
-                with closing(self._batches(part, row, batch_rows)) as batches:
+                batches = self._batches(part, row, batch_rows)
+                if batch_rows > 1:
+                    batches = spooled(batches, (part.shard.rows or 0) - row)
+                with closing(batches):
                     for batch in batches:
                         for record in records(batch, row):
                             row += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,18 @@ from distributed import Client
 
 import megadask as md
 from megadask.scheduling.assemble import cp_positions
-from tests.megadask.helpers.data import STRIDE, Corpus, corpus, pipeline, source, unfold
+from tests.megadask.helpers.data import STRIDE, Corpus, corpus, pipeline, source
+from tests.megadask.helpers.payload import (
+    count_vowels,
+    fails,
+    pair,
+    picture,
+    returns,
+    stack,
+    stops,
+    text,
+    without_bounds,
+)
 from tests.megadask.helpers.ranks import run, start
 from tests.megadask.helpers.seen import digest
 
@@ -23,22 +33,6 @@ DATA = corpus({"pairs": 30, "text": 40}, longest=100)
 LENGTHS = {row["id"]: row["length"] for rows in DATA.values() for row in rows}
 SEQ = 256
 PACKED = {"pad_to_multiple": 4, "sequences": 2, "aligned": {"advantages": "float32"}}
-
-
-def text(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {**unfold(record), "url": f"text/{record['id']}"}
-
-
-def pair(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Two sequences: the record's tokens, and their second half again; prompts of one token."""
-    tokens = unfold(record)["tokens"]
-    halves = [tokens, tokens[len(tokens) // 2 :]]
-    sequences = [
-        {"tokens": half, "loss_mask": np.arange(len(half)) > 1, "advantages": half * 0.5}
-        for half in halves
-    ]
-    scores = np.array([record["id"], len(tokens)], np.float32)
-    return {"sequences": sequences, "url": f"pairs/{record['id']}", "scores": scores}
 
 
 def equal_weights(graph: md.DGraph) -> None:
@@ -152,17 +146,6 @@ def test_keys_may_name_fields_and_extras(client: Client, name: str) -> None:
 # Collate ----------------------------------------------------------------------------------------
 
 
-def count_vowels(batch: dict[str, Any]) -> dict[str, Any]:
-    """Add a key, change one, drop one, and use all that there is to know."""
-    made = {key: value for key, value in batch.items() if key != "position_ids"}
-    made["advantages"] = batch["advantages"] + 1
-    made["starts"] = batch["spans"][:, 0] + batch["step"] * 1000 + batch["microbatch"]
-    made["lanes"] = np.array([ident.lane for ident in batch["sample_ids"]], np.int64)
-    made["share"] = np.array(0.25)
-    made["extras"] = {"path": [url.upper() for url in batch["extras"]["url"]]}
-    return made
-
-
 def test_collate_sees_whole_microbatches_and_what_it_returns_is_delivered(
     client: Client, name: str
 ) -> None:
@@ -193,10 +176,6 @@ def test_collate_sees_whole_microbatches_and_what_it_returns_is_delivered(
                 assert one[fact] == other[fact]
 
 
-def without_bounds(batch: dict[str, Any]) -> dict[str, Any]:
-    return {"tokens": batch["tokens"]}
-
-
 def test_slices_are_cut_and_counted_whatever_collate_left_out(client: Client, name: str) -> None:
     declared = made(topology=md.ClientPlaceTree(cp=2), collate=without_bounds)
     with md.serve(declared, client, name=name) as service:
@@ -208,18 +187,6 @@ def test_slices_are_cut_and_counted_whatever_collate_left_out(client: Client, na
     totals = {batch["step"]: batch["num_loss_tokens_step"] for batch in first}
     counted = sum(batch["num_loss_tokens"] for batch in (*first, *second))
     assert counted == sum(totals.values())
-
-
-def fails(batch: dict[str, Any]) -> dict[str, Any]:
-    raise KeyError("no such column")
-
-
-def stops(batch: dict[str, Any]) -> dict[str, Any]:
-    raise StopIteration
-
-
-def returns(value: Any, batch: dict[str, Any]) -> Any:
-    return value
 
 
 @pytest.mark.parametrize(
@@ -281,17 +248,6 @@ def test_collate_is_checked_when_it_is_declared() -> None:
 # Samples without tokens -------------------------------------------------------------------------
 
 
-def picture(record: Mapping[str, Any]) -> dict[str, Any]:
-    pixels = np.full((int(record["length"]), 4), record["id"], np.uint8)
-    return {"pixels": pixels, "label": int(record["id"]) % 3}
-
-
-def stack(batch: dict[str, Any]) -> dict[str, Any]:
-    pixels = [np.empty((0, 4), np.uint8), *batch["extras"]["pixels"]]
-    labels = np.array(batch["extras"]["label"], np.int64)
-    return {"pixels": np.concatenate(pixels), "label": labels, "cu_seqlens": batch["cu_seqlens"]}
-
-
 SIZED: Corpus = {"photos": DATA["pairs"]}
 
 
@@ -303,9 +259,6 @@ def test_samples_without_tokens_are_planned_by_their_size(
         "photos", SIZED["photos"], transform=picture, size="pixels", extras=("pixels", "label")
     )
     batching = kind(seq_len=128, global_batch=4)
-    declared = md.Pipeline(
-        sources=[photos], batching=batching, epochs=1, topology=md.ClientPlaceTree(dp=2)
-    )
     for collate in (None, stack):
         declared = md.Pipeline(
             sources=[photos],
@@ -319,7 +272,7 @@ def test_samples_without_tokens_are_planned_by_their_size(
             assert service.audit()["ok"]
         seen = []
         for batch in (batch for batches in ranks for batch in batches):
-            assert not {"tokens", "labels", "loss_mask", "position_ids"} & set(batch)
+            assert not {"tokens", "loss_mask", "position_ids"} & set(batch)
             assert batch["num_loss_tokens"] == batch["num_loss_tokens_step"] == 0
             lengths = [n for n in batch["cu_seqlens"].diff(dim=1).flatten().tolist() if n]
             if collate is None:
@@ -327,10 +280,11 @@ def test_samples_without_tokens_are_planned_by_their_size(
                 assert [len(one) for one in pixels] == lengths
                 ids = [int(one[0, 0]) for one in pixels]
                 labels = batch["extras"]["label"]
+                assert "labels" not in batch
             else:
                 pixels = batch["pixels"].split(lengths)
                 ids = [int(one[0, 0]) for one in pixels]
-                labels = batch["label"].tolist()
+                labels = batch["labels"].tolist()
             assert labels == [ident % 3 for ident in ids]
             seen += ids
         assert sorted(seen) == sorted(row["id"] for row in SIZED["photos"])

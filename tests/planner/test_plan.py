@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from megadask.planner.errors import StateError
 from megadask.planner.ids import SampleId
 from megadask.planner.metadata import Metadata
-from megadask.planner.plan import Plan, draw_digest
+from megadask.planner.plan import VERSION, Plan, draw_digest
 from megadask.planner.views import imbalance
 from tests.fakes import span_table
 from tests.strategies import laws, span_tables
@@ -178,5 +178,5 @@ def test_a_plan_of_another_version_is_refused() -> None:
     newer = table.replace_schema_metadata({"megadask": json.dumps(header)})
     with pa.ipc.new_stream(sink, newer.schema) as writer:
         writer.write_table(newer)
-    with pytest.raises(StateError, match=r"version.*99.*2"):
+    with pytest.raises(StateError, match=f"version.*99.*{VERSION}"):
         Plan.from_arrow(bytes(sink.getvalue()))

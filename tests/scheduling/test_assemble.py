@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megadask.planner.batching import Packed
+from megadask.planner.batching import Batching, Fixed, Packed, Padded
 from megadask.planner.cp import Layout
 from megadask.planner.errors import ConfigError, PlanError
 from megadask.scheduling.assemble import (
@@ -19,6 +19,7 @@ from megadask.scheduling.assemble import (
     Pieces,
     assemble,
     cp_positions,
+    most_bytes,
     num_loss_tokens,
     slice_cp,
 )
@@ -39,7 +40,7 @@ def make_documents(lengths: list[int], *, masked: bool = False) -> list[tuple[An
     return documents
 
 
-def place(spec: Packed, spans: Spans) -> list[list[tuple[int, int]]]:
+def place(spec: Batching, spans: Spans) -> list[list[tuple[int, int]]]:
     """First fit: return for every microbatch the (span, pack * T + offset) in it."""
     filled: list[list[int]] = []  # of every pack: padded tokens, documents
     microbatches: list[list[tuple[int, int]]] = []
@@ -62,7 +63,7 @@ def place(spec: Packed, spans: Spans) -> list[list[tuple[int, int]]]:
 
 
 def make_pieces(
-    spec: Packed,
+    spec: Batching,
     documents: list[tuple[Any, Any]],
     spans: Spans,
     placed: list[tuple[int, int]],
@@ -84,7 +85,7 @@ def make_pieces(
     )
 
 
-def one_pack(spec: Packed, lengths: list[int]) -> Batch:
+def one_pack(spec: Batching, lengths: list[int]) -> Batch:
     spans = [(d, 0, length) for d, length in enumerate(lengths)]
     (placed,) = place(spec, spans) or [[]]
     return assemble(spec, make_pieces(spec, make_documents(lengths), spans, placed))
@@ -123,7 +124,7 @@ def steps(draw: st.DrawFn, *, masked: bool = True) -> tuple[Packed, list[tuple[A
     return spec, make_documents(lengths, masked=masked and draw(st.booleans())), spans
 
 
-def assemble_all(spec: Packed, documents: list[tuple[Any, Any]], spans: Spans) -> list[Batch]:
+def assemble_all(spec: Batching, documents: list[tuple[Any, Any]], spans: Spans) -> list[Batch]:
     return [
         assemble(spec, make_pieces(spec, documents, spans, placed)) for placed in place(spec, spans)
     ]
@@ -306,7 +307,7 @@ def test_a_microbatch_without_spans_has_no_loss() -> None:
 @pytest.mark.parametrize(
     ("spec", "cp_rank", "cp_size", "message"),
     [
-        (Packed(seq_len=12, global_batch=1, pad_to_multiple=6), 0, 4, "sequence.*multiple of 2"),
+        (Packed(seq_len=12, global_batch=1, pad_to_multiple=6), 0, 4, "seq_len.*multiple of 2"),
         (Packed(seq_len=16, global_batch=1, pad_to_multiple=2), 0, 2, "pad_to_multiple"),
         (Packed(seq_len=16, global_batch=1, pad_to_multiple=4), 2, 2, "rank"),
         (Packed(seq_len=16, global_batch=1, pad_to_multiple=4), 0, 0, "rank"),
@@ -363,3 +364,85 @@ def test_a_pack_holds_at_most_its_tokens_and_documents() -> None:
         assemble(spec, pieces([4, 5]))
     with pytest.raises(PlanError, match="too many documents"):
         assemble(spec, pieces([1, 1, 1]))
+
+
+# Rows of one document --------------------------------------------------------------------------
+
+
+@st.composite
+def padded_steps(draw: st.DrawFn) -> tuple[Padded, list[tuple[Any, Any]], Spans]:
+    """Draw rows that fit cp up to 4, and documents of which some are longer than a row."""
+    spec = Padded(
+        seq_len=24 * draw(st.integers(1, 4)),
+        global_batch=1,
+        micro_batch=draw(st.integers(1, 3)),
+        overflow=draw(st.sampled_from(["split", "truncate", "drop"])),
+        pad_to_multiple=24,
+        pad_to=draw(st.sampled_from(["seq_len", "longest"])),
+    )
+    lengths = draw(st.lists(st.integers(1, 2 * spec.seq_len), max_size=6))
+    spans = [(d, *cut) for d, length in enumerate(lengths) for cut in spec.cut(length)]
+    return spec, make_documents(lengths, masked=draw(st.booleans())), spans
+
+
+@given(padded_steps())
+def test_rows_say_where_their_real_tokens_are(step: Any) -> None:
+    spec, documents, spans = step
+    rows = iter(spans)
+    for batch in assemble_all(spec, documents, spans):
+        size_Q = np.diff(batch["cu_seqlens_padded"], axis=1)[:, 0]
+        width = spec.seq_len if spec.pad_to == "seq_len" else max(24, size_Q.max())
+        assert batch["max_seqlen"] == width
+        assert batch["lengths"].dtype == np.int32
+        assert batch["attention_mask"].dtype == bool
+        for key in (*TOKEN_KEYS, "attention_mask"):
+            assert batch[key].shape == (spec.micro_batch, width)
+        np.testing.assert_array_equal(batch["cu_seqlens"][:, 1], batch["lengths"])
+        np.testing.assert_array_equal(batch["attention_mask"], batch["tokens"] > 0)
+        for row in range(spec.micro_batch):
+            document, start, stop = next(rows, (0, 0, 0))
+            length = batch["lengths"][row]
+            assert length == stop - start
+            tokens = documents[document][0][start:stop] if length else []
+            assert batch["tokens"][row, :length].tolist() == list(tokens)
+            assert batch["attention_mask"][row].tolist() == [n < length for n in range(width)]
+
+
+@given(padded_steps(), st.integers(2, 4), st.sampled_from(LAYOUTS))
+def test_slices_of_rows_put_together_are_the_rows(step: Any, cp: int, layout: Layout) -> None:
+    spec, documents, spans = step
+    for batch in assemble_all(spec, documents, spans):
+        bounds, width = batch["cu_seqlens_padded"], int(batch["max_seqlen"])
+        slices = [slice_cp(batch, rank, cp, layout) for rank in range(cp)]
+        for key in (*TOKEN_KEYS, "attention_mask"):
+            again = np.zeros_like(batch[key])
+            for rank, part in enumerate(slices):
+                assert part[key].shape == (spec.micro_batch, width // cp)
+                where = cp_positions(bounds, width, rank, cp, layout)
+                np.put_along_axis(again, where, part[key], axis=1)
+            np.testing.assert_array_equal(again, batch[key])
+        assert all(part["lengths"] is batch["lengths"] for part in slices)
+
+
+def num_bytes(batch: Batch) -> int:
+    return sum(array.nbytes for array in batch.values())
+
+
+def test_no_microbatch_is_larger_than_the_largest() -> None:
+    spec = Padded(seq_len=64, global_batch=1, micro_batch=2, pad_to_multiple=8, pad_to="longest")
+    largest = most_bytes(spec)
+    assert largest == num_bytes(one_pack(spec, [5, 64]))
+    assert num_bytes(one_pack(spec, [5, 9])) < largest
+    empty = one_pack(spec, [])
+    assert empty["tokens"].shape == (2, 8)
+    assert not empty["attention_mask"].any()
+    # Static shapes: the first one tells.
+    for static in (Padded(64, 1), Packed(64, 1), Fixed(64, 1)):
+        assert most_bytes(static) is None
+        assert num_bytes(one_pack(static, [])) == num_bytes(one_pack(static, [7]))
+
+
+def test_only_rows_of_one_document_have_a_mask() -> None:
+    """With one, attention of packs would ignore where documents begin."""
+    for spec in (Packed(16, 1), Fixed(16, 1)):
+        assert not {"attention_mask", "lengths"} & one_pack(spec, [5, 6]).keys()

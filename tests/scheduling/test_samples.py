@@ -22,6 +22,7 @@ from megadask.scheduling.extras import decode, encode_row, join_rows
 from megadask.scheduling.samples import Form, check_sample, num_targets, payload_of, weigh
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.spec import SourceSpec
+from megadask.transforms import Batched, Bytes
 from tests.fakes import MemoryReader
 from tests.strategies import laws
 
@@ -379,6 +380,23 @@ def test_every_span_of_a_sample_has_its_extras() -> None:
     payload = one.serve(described(one))
     extras = decode(join_rows(["url"], payload["extras"], payload["extras_offsets"]))
     assert extras == {"url": ["a", "a", None]}
+
+
+def test_extras_that_the_transform_leaves_out_are_those_of_the_record() -> None:
+    records = [{"text": "ab", "url": "one", "label": 3}, {"text": "c", "url": "two"}]
+
+    def shout(record: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**Bytes()(record), "url": record["url"].upper()}  # type: ignore[dict-item]
+
+    def extras_of(transform: Any) -> Any:
+        one = loader(records, transform=transform, extras=("url", "label"))
+        payload = one.serve(described(one))
+        return decode(join_rows(["url", "label"], payload["extras"], payload["extras_offsets"]))
+
+    assert extras_of(Bytes()) == {"url": ["one", "two"], "label": [3, None]}
+    batched = Batched(lambda given_ones: [Bytes()(one) for one in given_ones])
+    assert extras_of(batched) == extras_of(Bytes())
+    assert extras_of(shout) == {"url": ["ONE", "TWO"], "label": [3, None]}
 
 
 # Samples without tokens -------------------------------------------------------------------------

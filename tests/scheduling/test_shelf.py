@@ -19,9 +19,10 @@ def arrays(slot: Slot, bucket: int) -> Arrays:
     return {"tokens": np.array([*slot, bucket, 0, 0], np.int64)}
 
 
-def shelf(limit: int, buckets: int = 2, steps: int = 4) -> Shelf:
+def shelf(limit: int, buckets: int = 2, steps: int = 4, most_bytes: int | None = None) -> Shelf:
     """Return a shelf of one rank a bucket, for which some steps are planned."""
-    made = Shelf(limit * SHARE, {bucket: frozenset([bucket]) for bucket in range(buckets)})
+    ranks_of = {bucket: frozenset([bucket]) for bucket in range(buckets)}
+    made = Shelf(limit * SHARE, ranks_of, most_bytes)
     made.free(dict.fromkeys(range(buckets), (0, 0)))
     for step in range(steps):
         made.expect((step, microbatch) for microbatch in range(MICROBATCHES))
@@ -139,9 +140,14 @@ def test_a_bucket_of_several_ranks_is_given_when_all_have_it() -> None:
 class Ranks(RuleBasedStateMachine):
     """Ranks that ask ahead, pause, come back and acknowledge in any order; one a bucket."""
 
+    most_bytes: int | None = None
+
+    def arrays(self, slot: Slot, bucket: int) -> Arrays:
+        return arrays(slot, bucket)
+
     @initialize(limit=st.integers(0, 8), buckets=st.integers(1, 3))
     def begin(self, limit: int, buckets: int) -> None:
-        self.shelf = shelf(limit, buckets, steps=0)
+        self.shelf = shelf(limit, buckets, steps=0, most_bytes=self.most_bytes)
         self.buckets = range(buckets)
         self.planned: list[Slot] = []
         self.low = [0] * buckets  # index of the first microbatch that is not acknowledged
@@ -192,7 +198,7 @@ class Ranks(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         number = data.draw(st.integers(0, len(self.building) - 1))
         slot, buckets = self.building.pop(number)
-        self.shelf.put(slot, {bucket: arrays(slot, bucket) for bucket in buckets})
+        self.shelf.put(slot, {bucket: self.arrays(slot, bucket) for bucket in buckets})
         self.num_built += 1
         for bucket, index in list(self.waits):  # whoever waits wakes at once
             if index < len(self.planned) and self.shelf.get(self.planned[index], bucket):
@@ -216,7 +222,7 @@ class Ranks(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         limit = self.shelf.limit_bytes + SHARE * len(self.buckets)
-        if self.num_built:  # before, nobody knows how large a share is
+        if self.num_built or self.most_bytes:  # before, nobody knows how large a share is
             assert self.shelf.held_bytes <= limit
 
     @invariant()
@@ -232,5 +238,17 @@ class Ranks(RuleBasedStateMachine):
             wait.close()
 
 
+class UnevenRanks(Ranks):
+    """The same where shares are of unlike sizes, up to one that is known."""
+
+    most_bytes = SHARE
+
+    def arrays(self, slot: Slot, bucket: int) -> Arrays:
+        step, microbatch = slot
+        return {"tokens": np.array([*slot, bucket, 0, 0], np.int64)[: 3 + (step + microbatch) % 3]}
+
+
 TestRanks = Ranks.TestCase
+TestUnevenRanks = UnevenRanks.TestCase
 TestRanks.settings = settings(max_examples=60, stateful_step_count=40)
+TestUnevenRanks.settings = settings(max_examples=20, stateful_step_count=40)

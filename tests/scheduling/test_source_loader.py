@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megadask.planner.batching import Overflow, Packed
+from megadask.planner.batching import Fixed, Overflow, Packed
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import SPAN_COLUMNS, Metadata, concat
+from megadask.planner.pouring import parts
 from megadask.planner.state import LaneCursor
 from megadask.scheduling import lanes, source_loader
 from megadask.scheduling.errors import SourceError
@@ -631,3 +632,22 @@ def test_closing_closes_files_and_may_be_repeated() -> None:
     assert one.num_open_lanes == one.spec.reader.num_open == 0  # type: ignore[attr-defined]
     assert isinstance(one.describe(0, {0: START}, 1), Described)
     one.close()
+
+
+# Documents that are cut after the draw ----------------------------------------------------------
+
+
+def test_fixed_has_documents_whole_and_serves_any_part_of_them() -> None:
+    made = loader(documents(9, 2), batching=Fixed(seq_len=4, global_batch=1))
+    table = everything(made)
+    assert column(table, "start", "stop", "length", "loss_tokens") == [(0, 9, 9, 8), (0, 2, 2, 1)]
+    whole = table.take(np.array([0, 0, 0]))
+    asked = parts(whole, np.arange(3), np.array([0, 3, 8]), np.array([3, 8, 9]))
+    assert pieces(made.serve(asked)) == [[0, 1, 2, 3], [3, 4, 5, 6, 7, 8], [8]]
+
+
+def test_fixed_refuses_a_loss_mask_and_names_the_record() -> None:
+    shards = [documents(3), [{"tokens": np.arange(4), "loss_mask": np.ones(4)}]]
+    made = loader(*shards, batching=Fixed(seq_len=4, global_batch=1))
+    with pytest.raises(ConfigError, match=r"'web'.*loss_mask.*memory#1, row 0.*Packed"):
+        everything(made)

@@ -63,13 +63,15 @@ def pipeline(
     global_batch: int = 8,
     micro_batch: int = 1,
     packed: Mapping[str, Any] | None = None,
+    batching: md.Packed | md.Padded | md.Fixed | None = None,
     sources: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> md.Pipeline:
     """Return a pipeline over a corpus; by default one epoch for two data-parallel ranks."""
-    batching = md.Packed(
-        seq_len=seq_len, global_batch=global_batch, micro_batch=micro_batch, **(packed or {})
-    )
+    if batching is None:
+        batching = md.Packed(
+            seq_len=seq_len, global_batch=global_batch, micro_batch=micro_batch, **(packed or {})
+        )
     options = {"epochs": 1, "topology": md.ClientPlaceTree(dp=2), **options}
     made = [source(name, rows, **(sources or {})) for name, rows in data.items()]
     return md.Pipeline(sources=made, batching=batching, **options)

@@ -1,0 +1,79 @@
+"""Transforms that take several records at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from megadask.planner.errors import ConfigError
+from megadask.transforms import Record, Sample, transform_fingerprint
+
+#: For each of some records its sample, None to drop it, or what it fails with.
+Results = list[Sample | Exception | None]
+
+
+class Batched:
+    """A transform that is faster for several records at once.
+
+    What it makes of a record must not depend on the others that it is given with.
+
+    Parameters
+    ----------
+    function
+        From a list of records to a list with, for each, its sample, None to drop it, or an
+        Exception that it fails with. Where it raises, the records are tried one by one.
+    size
+        Most records at a time.
+    """
+
+    def __init__(self, function: Callable[[Sequence[Record]], Results], size: int = 64) -> None:
+        if not callable(function):
+            raise ConfigError("Batched(function)", got=repr(function), limit="a function")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError("Batched(size=)", got=repr(size), limit="an integer >= 1")
+        self.function = function
+        self.batch_records = size
+
+    def __call__(self, record: Record) -> Sample | None:
+        """Return what becomes of one record."""
+        results = self.function([record])
+        if not isinstance(results, list) or len(results) != 1:
+            raise ConfigError(
+                f"the function of {self!r}", got=repr(results)[:80], limit="a list of one, for one"
+            )
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0]
+
+    def batch(self, records: Sequence[Record]) -> Results:
+        """Return what each of some records becomes, or fails with."""
+        return self.function(records)
+
+    def fingerprint(self) -> str:
+        """Return a text that differs where results would; how many at a time changes nothing."""
+        return f"Batched({transform_fingerprint(self.function)})"
+
+    def __repr__(self) -> str:
+        return f"Batched({getattr(self.function, '__qualname__', self.function)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Batched):
+            return NotImplemented
+        return (self.function, self.batch_records) == (other.function, other.batch_records)
+
+    def __hash__(self) -> int:
+        return hash((self.function, self.batch_records))
+
+
+def batch_through(
+    steps: Sequence[Callable[[Sequence[Any]], Results]], records: Sequence[Record]
+) -> Results:
+    """Return what records become by several batch transforms, one after the other."""
+    results: list[Any] = list(records)
+    for step in steps:
+        is_left = [one is not None and not isinstance(one, Exception) for one in results]
+        left = [n for n, is_one in enumerate(is_left) if is_one]
+        made = step([results[n] for n in left]) if left else []
+        for n, one in zip(left, made, strict=True):
+            results[n] = one
+    return results

@@ -1,0 +1,247 @@
+"""Reading a source once, through its transform, to write an index of it; see `sidecar`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import fsspec.core
+import numpy as np
+import pyarrow as pa
+
+from megadask.planner.batching import Packed
+from megadask.planner.errors import ConfigError
+from megadask.planner.ids import Verdict
+from megadask.planner.state import LaneCursor
+from megadask.readers.paths import absolute
+from megadask.scheduling.known import Entry, mask_runs
+from megadask.scheduling.lanes import check_failures, judge, shard_rows, where_is
+from megadask.scheduling.samples import item_lengths, payload_of, weigh, whole_because
+from megadask.sidecar import header_of, row_of, schema_of
+from megadask.transforms import wants_rng
+
+if TYPE_CHECKING:
+    from megadask.pipeline import Pipeline
+    from megadask.scheduling.lanes import Read
+    from megadask.scheduling.spec import SourceSpec
+    from megadask.source import Source
+
+#: Called with the shards that are done, and how many there are.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexed:
+    """What an index holds.
+
+    Attributes
+    ----------
+    url
+        Where it lies.
+    num_shards, num_samples, num_filtered, num_skipped, num_truncated
+        Shards; records that are samples, were dropped by the transform, or are bad; shards that end
+        too soon.
+    num_tokens
+        Of all samples.
+    first_reason
+        Why the first bad record is one; None where there is none.
+    """
+
+    url: str
+    num_shards: int
+    num_samples: int
+    num_filtered: int
+    num_skipped: int
+    num_truncated: int
+    num_tokens: int
+    first_reason: str | None = None
+
+
+def index(
+    source: Source,
+    path: str | os.PathLike[str],
+    *,
+    pipeline: Pipeline | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> Indexed:
+    """Read a source once and write what planning needs to know of it, for ``Source(index=path)``.
+
+    Every record goes through the transform; what is bad is noted, whatever ``on_error`` says.
+
+    Parameters
+    ----------
+    source
+        The source.
+    path
+        File to write, a path or fsspec URL. It is there only when it is complete.
+    pipeline
+        The pipeline that the source belongs to, where its batching or its other sources say what
+        samples hold: aligned fields, sequences, modalities, metadata.
+    workers
+        Processes that read shards. With several, a script needs its ``if __name__ == "__main__"``.
+    progress
+        Called after each shard.
+
+    Raises
+    ------
+    ConfigError
+        The transform is random, or a name is not in the pipeline.
+    SourceError
+        Storage fails, or too many records in a row are bad.
+    """
+    if not isinstance(workers, int) or workers < 1:
+        raise ConfigError("index(workers=)", got=repr(workers), limit="an integer >= 1")
+    spec = _spec(source, pipeline)
+    (url,) = absolute(os.fspath(path))
+    schema = schema_of(spec, header_of(spec))
+    counts = dict.fromkeys(Verdict, 0)
+    num_tokens, reason = 0, None
+    with _writer(url, schema) as writer, _batches(spec, workers) as batches:
+        total = len(spec.reader.shards())
+        for done, batch in enumerate(batches, 1):
+            writer.write_batch(batch)
+            for verdict in Verdict:
+                mask = batch.column("verdict").to_numpy() == verdict
+                counts[verdict] += int(mask.sum())
+            num_tokens += int(batch.column("tokens").to_numpy().sum())
+            if reason is None:
+                reason = next((r for r in batch.column("reason").to_pylist() if r), None)
+            if progress is not None:
+                progress(done, total)
+    return Indexed(
+        url=url,
+        num_shards=total,
+        num_samples=counts[Verdict.OK],
+        num_filtered=counts[Verdict.FILTERED],
+        num_skipped=counts[Verdict.SKIPPED],
+        num_truncated=counts[Verdict.TOMBSTONE],
+        num_tokens=num_tokens,
+        first_reason=reason,
+    )
+
+
+def index_shard(spec: SourceSpec, shard: int) -> pa.RecordBatch:
+    """Return what there is to know of the records of one shard, a row each."""
+    name = spec.reader.shards()[shard].name
+    rows: list[dict[str, Any]] = []
+    failures = 0
+    for row, record in shard_rows(spec, spec.reader, shard, 0):
+        where = where_is(name, row)
+        read = judge(spec, 0, 0, LaneCursor(position=row, row=row), record, where)
+        failures = check_failures(spec, failures, read.reason)
+        reason = None if read.reason is None else read.reason.removeprefix(f"{where}: ")
+        rows.append(row_of(read.verdict, _entry(spec, read), reason))
+    schema = schema_of(spec, {})
+    columns = [pa.array([row.get(f.name) for row in rows], f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _entry(spec: SourceSpec, read: Read) -> Entry | None:
+    sample = read.sample
+    if sample is None:
+        return None
+    size_bytes, checksum = weigh(payload_of(sample, spec.form))
+    mask = sample.get("loss_mask")
+    return Entry(
+        tokens=len(sample["tokens"]),
+        loss_runs=None if mask is None else mask_runs(np.asarray(mask)),
+        size_bytes=size_bytes,
+        checksum=checksum,
+        scalars={name: sample[name] for name in spec.scalars},
+        items={name: item_lengths(sample, name) for name in spec.form.ragged},
+        whole=whole_because(sample, spec.form),
+    )
+
+
+def _spec(source: Source, pipeline: Pipeline | None) -> SourceSpec:
+    """Return the source as a loader gets it; everything is noted and nothing raised."""
+    from megadask.pipeline import Pipeline
+
+    plain = replace(source, index=None, length_column=None, loss_column=None, shuffle=False)
+    if source.transform is not None and wants_rng(source.transform):
+        raise ConfigError(
+            f"source {source.name!r} cannot be indexed",
+            got="a random transform",
+            remedy="What it makes differs by epoch.",
+        )
+    if pipeline is None:
+        pipeline = Pipeline(sources=[plain], batching=Packed(seq_len=1, global_batch=1))
+    elif source.name not in [one.name for one in pipeline.sources]:
+        raise ConfigError(
+            "index(pipeline=)",
+            got=[one.name for one in pipeline.sources],
+            limit=f"one with source {source.name!r}",
+        )
+    else:
+        sources = [plain if one.name == source.name else _bare(one) for one in pipeline.sources]
+        pipeline = replace(pipeline, sources=sources)
+    return replace(pipeline.source_specs()[source.name], on_error="skip")
+
+
+def _bare(source: Source) -> Source:
+    """Return a source without its index, which may not be there yet."""
+    return replace(source, index=None)
+
+
+@contextmanager
+def _batches(spec: SourceSpec, workers: int) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Yield the batches of all shards in order, made here or in so many processes."""
+    shards = range(len(spec.reader.shards()))
+    if workers == 1:
+        yield map(partial(index_shard, spec), shards)
+        return
+    blob = cloudpickle.dumps(spec)
+    # Not forked: threads of Arrow and of tokenizers do not live on in a fork.
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_take, initargs=(blob,)
+    ) as pool:
+        try:
+            yield (pa.ipc.open_stream(data).read_next_batch() for data in pool.map(_work, shards))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_taken: list[Any] = []  # of a process of the pool: the source
+
+
+def _take(blob: bytes) -> None:
+    _taken[:] = [cloudpickle.loads(blob)]
+
+
+def _work(shard: int) -> bytes:
+    batch = index_shard(_taken[0], shard)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+@contextmanager
+def _writer(url: str, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
+    """Yield a writer of a file that is there only once it is complete."""
+    filesystem, path = fsspec.core.url_to_fs(url)
+    is_local = "://" not in url
+    unfinished = f"{path}.part" if is_local else path
+    if is_local:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    try:
+        with (
+            filesystem.open(unfinished, "wb") as file,
+            pa.PythonFile(file, mode="w") if not is_local else nullcontext(file) as sink,
+            pa.ipc.new_file(sink, schema) as writer,
+        ):
+            yield writer
+    except BaseException:
+        if filesystem.exists(unfinished):
+            filesystem.rm(unfinished)
+        raise
+    if is_local:
+        os.replace(unfinished, path)

@@ -1,0 +1,106 @@
+"""Transform several records at once where the transform can, with the results of one by one.
+
+A transform may have a method ``batch``: from a list of records to a list with, for each, its
+sample, None, or the Exception that it fails with. Each result must be that of its record alone, so
+that it does not matter which records come together (rule 4); where a whole batch fails, its records
+are transformed one by one instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from megadask.planner.errors import ConfigError
+from megadask.scheduling.known import Entry
+from megadask.scheduling.reading import BadRecord, TruncatedShard
+from megadask.scheduling.spec import SourceSpec
+
+#: Most records of a batch, where the transform does not say, and most bytes of their texts.
+BATCH_RECORDS = 64
+BATCH_BYTES = 4 * 2**20
+#: Reading ahead stops after so long: a slow medium must not look like a lost loader.
+AHEAD_S = 1.0
+
+#: What stands in the place of a record.
+_NO_RECORDS = (BadRecord, TruncatedShard, Entry)
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a batch made of one record, in its place."""
+
+    record: Any
+    value: Any
+
+    def get(self) -> Any:
+        """Return the sample or None; raise what the record failed with."""
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+def transformed_ahead(spec: SourceSpec, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield rows, (..., record), with an `Outcome` in the place of the record where there is one.
+
+    Reads a batch ahead. What reading fails with is raised in its turn, behind the rows before it.
+    """
+    batch = getattr(spec.transform, "batch", None)
+    if spec.wants_rng or not callable(batch):
+        yield from rows
+        return
+    most = getattr(spec.transform, "batch_records", BATCH_RECORDS)
+    is_over = False
+    while not is_over:
+        held: list[Row] = []
+        failure: Exception | None = None
+        num_bytes, deadline = 0, time.monotonic() + AHEAD_S
+        while len(held) < most and num_bytes < BATCH_BYTES:
+            try:
+                row = next(rows)
+            except StopIteration:
+                is_over = True
+                break
+            except Exception as error:  # kept for its turn
+                is_over, failure = True, error
+                break
+            held.append(row)
+            num_bytes += _num_bytes(row[-1])
+            if time.monotonic() >= deadline:
+                break
+        yield from _with_outcomes(spec, batch, held)
+        if failure is not None:
+            raise failure
+
+
+def _with_outcomes(
+    spec: SourceSpec, batch: Callable[[list[Any]], Any], held: list[Row]
+) -> Iterator[Row]:
+    good = [n for n, row in enumerate(held) if not isinstance(row[-1], _NO_RECORDS)]
+    try:
+        results = batch([held[n][-1] for n in good]) if good else []
+    except (Exception, SystemExit, KeyboardInterrupt):
+        yield from held  # whichever is to blame is found when it is transformed alone
+        return
+    if not isinstance(results, list) or len(results) != len(good):
+        raise ConfigError(
+            f"source {spec.name!r}: batch() of the transform",
+            got=f"{len(results)} results" if hasattr(results, "__len__") else type(results),
+            limit=f"a list of {len(good)}, one for each record",
+        )
+    outcomes = dict(zip(good, results, strict=True))
+    for number, row in enumerate(held):
+        if number in outcomes:
+            outcome = Outcome(row[-1], outcomes[number])
+            yield (*row[:-1], outcome)  # type: ignore[misc]
+        else:
+            yield row
+
+
+def _num_bytes(record: Any) -> int:
+    values = record.values() if isinstance(record, Mapping) else ()
+    return sum(len(value) for value in values if isinstance(value, str | bytes))

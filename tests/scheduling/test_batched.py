@@ -1,0 +1,223 @@
+"""Records transformed several at a time: as one by one, whatever comes together."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Built
+from tokenizers import models, pre_tokenizers
+
+from megadask.planner.batching import Packed
+from megadask.planner.errors import ConfigError
+from megadask.planner.state import LaneCursor
+from megadask.scheduling import batched, lanes
+from megadask.scheduling.batched import BATCH_RECORDS
+from megadask.scheduling.errors import SourceError
+from megadask.scheduling.lanes import Read, read_lane, read_rows
+from megadask.scheduling.reading import BadRecord, TruncatedShard
+from megadask.scheduling.spec import OnError, SourceSpec
+from megadask.transforms import (
+    Batched,
+    Bytes,
+    Chain,
+    Tokenizer,
+    TransformError,
+    transform_fingerprint,
+)
+from tests.fakes import MemoryReader
+from tests.strategies import laws
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "RETRY_DELAYS_S", ())
+
+
+def spec(
+    rows: list[Any], transform: Any, on_error: OnError = "skip", faults: Any = None
+) -> SourceSpec:
+    return SourceSpec(
+        name="web",
+        index=0,
+        reader=MemoryReader([rows], faults),
+        transform=transform,
+        wants_rng=False,
+        lanes=1,
+        seed=0,
+        on_error=on_error,
+        max_consecutive_errors=1000,
+        scalars=(),
+        modalities=(),
+        batching=Packed(seq_len=64, global_batch=1),
+    )
+
+
+def tokenizer() -> Tokenizer:
+    built = Built(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2, ".": 3}, unk_token="[UNK]"))
+    built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return Tokenizer(built, eos=".")
+
+
+def plainly(read: Read) -> tuple[Any, ...]:
+    tokens = None if read.sample is None else read.sample["tokens"].tolist()
+    return (read.position, read.shard, read.row, read.verdict, tokens, read.reason)
+
+
+def until_error(reads: Iterator[Read]) -> tuple[list[tuple[Any, ...]], str]:
+    found: list[tuple[Any, ...]] = []
+    try:
+        for read in reads:
+            found += [plainly(read)]
+    except Exception as error:
+        return found, f"{type(error).__name__}: {error} {getattr(error, '__notes__', '')}"
+    return found, ""
+
+
+def alone(transform: Any) -> Any:
+    """Return a transform without its batches."""
+    return lambda record: transform(record)
+
+
+texts = st.lists(st.sampled_from(["a", "b", "c", "."]), max_size=5).map(" ".join)
+records = st.builds(lambda text: {"text": text}, texts)
+bad = st.sampled_from([{"text": None}, {"other": "a"}, BadRecord("rotten"), {"text": b"a"}])
+
+
+@laws
+@given(
+    st.lists(records | records | bad, max_size=2 * BATCH_RECORDS + 5),
+    st.sampled_from(["skip", "raise"]),
+    st.integers(0, 30),
+    st.sampled_from([None, OSError("gone"), TruncatedShard("cut")]),
+    st.booleans(),
+)
+def test_batches_give_what_records_give_alone(
+    rows: list[Any], on_error: OnError, start: int, fault: Exception | None, in_chain: bool
+) -> None:
+    transform = Chain(tokenizer()) if in_chain else tokenizer()
+    at = LaneCursor(position=min(start, len(rows)), row=min(start, len(rows)))
+
+    def seen(made: Any) -> Any:
+        fails = {(0, len(rows) // 2): [fault] * 3} if fault is not None and rows else None
+        return until_error(read_lane(spec(rows, made, on_error, fails), 0, 0, at))
+
+    assert seen(transform) == seen(alone(transform))
+
+
+@dataclass
+class Counting:
+    """Counts what it is given; a record "bad" fails a whole batch."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def __call__(self, record: Any) -> Any:
+        if record["text"] == "bad":
+            raise ValueError("bad on its own")
+        return {"tokens": [len(record["text"])]}
+
+    def batch(self, given_ones: list[Any]) -> Any:
+        self.sizes.append(len(given_ones))
+        if any(one["text"] == "bad" for one in given_ones):
+            raise RuntimeError("the batch fails")
+        return [self(one) for one in given_ones]
+
+
+def test_what_fails_a_batch_is_judged_alone() -> None:
+    counting = Counting()
+    rows = [{"text": "bad" if n == 5 else "x" * n} for n in range(1, 10)]
+    reads = list(read_lane(spec(rows, counting), 0, 0, LaneCursor()))
+    assert counting.sizes == [9]
+    assert [read.reason is None for read in reads] == [n != 5 for n in range(1, 10)]
+    assert "ValueError: bad on its own" in str(reads[4].reason)
+
+
+def test_a_batch_is_bounded_in_records_and_bytes() -> None:
+    counting = Counting()
+    small = [{"text": "x"}] * (BATCH_RECORDS + 3)
+    large = [{"text": "x" * 3 * 2**20}] * 3
+    list(read_lane(spec([*small, *large], counting), 0, 0, LaneCursor()))
+    assert counting.sizes == [BATCH_RECORDS, 5, 1]
+
+
+def test_where_reading_is_slow_a_batch_is_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched, "AHEAD_S", 0.0)
+    counting = Counting()
+    reads = list(read_lane(spec([{"text": "x"}] * 3, counting), 0, 0, LaneCursor()))
+    assert len(reads) == 3
+    assert counting.sizes == [1, 1, 1]
+
+
+def test_records_are_read_a_batch_ahead_and_no_further() -> None:
+    reader = MemoryReader([[{"text": "x"}] * 300], {(0, BATCH_RECORDS): [KeyError("too far")]})
+    one = spec([], Counting())
+    reads = read_lane(SourceSpec(**{**vars(one), "reader": reader}), 0, 0, LaneCursor())
+    assert next(reads).position == 0
+    reads.close()  # type: ignore[attr-defined]
+    assert reader.num_open == 0
+
+
+def test_records_that_are_read_again_are_transformed_alone() -> None:
+    counting = Counting()
+    one = spec([{"text": "x" * n} for n in range(1, 9)], counting)
+    wanted = [LaneCursor(position=n, row=n) for n in (2, 5)]
+    assert [plainly(read)[4] for read in read_rows(one, 0, 0, wanted)] == [[3], [6]]
+    assert counting.sizes == []
+
+
+@pytest.mark.parametrize("result", [None, [], [{"tokens": [1]}] * 3, ({"tokens": [1]},) * 2])
+def test_a_batch_of_another_length_is_an_error(result: Any) -> None:
+    made = Batched(lambda given_ones: result)
+    with pytest.raises(ConfigError, match=r"'web': batch\(\).*a list of 2"):
+        list(read_lane(spec([{"text": "a"}] * 2, made), 0, 0, LaneCursor()))
+    with pytest.raises(ConfigError, match="a list of one"):
+        made({"text": "a"})
+
+
+def lengths(given_ones: Any) -> list[Any]:
+    return [
+        {"tokens": np.full(len(one["text"]), 7)}
+        if one["text"] not in ("", "bad")
+        else (TransformError("bad") if one["text"] else None)
+        for one in given_ones
+    ]
+
+
+def test_batched_functions_may_drop_and_fail_records() -> None:
+    made = Batched(lengths, size=2)
+    rows = [{"text": text} for text in ("a", "", "bad", "aaa", "aa")]
+    found, _ = until_error(read_lane(spec(rows, made), 0, 0, LaneCursor()))
+    assert found == until_error(read_lane(spec(rows, alone(made)), 0, 0, LaneCursor()))[0]
+    assert [tokens for *_, tokens, _ in found] == [[7], None, None, [7, 7, 7], [7, 7]]
+    with pytest.raises(SourceError):
+        list(read_lane(spec([BadRecord("rotten")], made, "raise"), 0, 0, LaneCursor()))
+
+
+def test_batched_is_declared_checked_and_compared() -> None:
+    made = Batched(lengths)
+    assert pickle.loads(pickle.dumps(made)) == made != Batched(lengths, size=3)
+    assert transform_fingerprint(made) == transform_fingerprint(Batched(lengths, size=3))
+    for arguments in ((3,), (lengths, 0), (lengths, True)):
+        with pytest.raises(ConfigError, match="Batched"):
+            Batched(*arguments)  # type: ignore[arg-type]
+
+
+def test_a_chain_batches_if_all_of_it_can() -> None:
+    assert Chain(tokenizer()).batch is not None
+    assert Chain(Bytes()).batch is None
+    assert Chain(lambda record: record, tokenizer()).batch is None
+    chain = Chain(Batched(lambda ones: [one if one["text"] else None for one in ones]), tokenizer())
+    assert chain.batch is not None
+    results = chain.batch([{"text": "a b"}, {"text": ""}, {"text": 3}, {"text": "b"}])
+    assert [type(one).__name__ for one in results] == [
+        "dict",
+        "NoneType",
+        "TransformError",
+        "dict",
+    ]

@@ -1,0 +1,196 @@
+"""Laws of reading planned payload forward, and of what entries say of spans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megadask.planner.batching import Packed
+from megadask.planner.ids import Verdict
+from megadask.planner.state import LaneCursor
+from megadask.scheduling import forward
+from megadask.scheduling.forward import MOST_OPEN, Forward
+from megadask.scheduling.known import Entry, mask_runs
+from megadask.scheduling.lanes import describe_lane
+from megadask.scheduling.reading import Shard, TruncatedShard
+from megadask.scheduling.samples import num_targets
+from megadask.scheduling.spec import SourceSpec
+from tests.fakes import MemoryReader
+from tests.strategies import laws
+
+
+class Payload(MemoryReader):
+    """Records, some shards of which end before what is known of them does."""
+
+    cuts: dict[int, int] = {}  # noqa: RUF012
+
+    def read(self, shard: int, start: int = 0) -> Iterator[Any]:
+        for row, record in enumerate(super().read(shard, start), start):
+            if row >= self.cuts.get(shard, row + 1):
+                break
+            yield record
+        if shard in self.cuts:
+            raise TruncatedShard("cut off")
+
+
+class Known(MemoryReader):
+    """What is known of the same records."""
+
+    def read(self, shard: int, start: int = 0) -> Iterator[Any]:
+        for record in super().read(shard, start):
+            yield Entry(tokens=len(record["tokens"]))
+
+    def shards(self) -> list[Shard]:
+        return [Shard(f"memory#{n}") for n in range(len(self.content))]
+
+
+def spec(payload: Payload, **changes: Any) -> SourceSpec:
+    declared: dict[str, Any] = {
+        "name": "web",
+        "index": 0,
+        "reader": payload,
+        "transform": None,
+        "wants_rng": False,
+        "lanes": 1,
+        "seed": 7,
+        "on_error": "skip",
+        "max_consecutive_errors": 1000,
+        "scalars": (),
+        "modalities": (),
+        "batching": Packed(seq_len=4, global_batch=1),
+        "known": Known(payload.content),
+    }
+    return SourceSpec(**(declared | changes))
+
+
+def numbered(sizes: list[int]) -> list[list[Any]]:
+    first = np.cumsum([0, *sizes]).tolist()
+    return [
+        [{"tokens": np.array([k])} for k in range(first[i], first[i + 1])]
+        for i in range(len(sizes))
+    ]
+
+
+def places(source: SourceSpec, epoch: int, lane: int) -> list[LaneCursor]:
+    """Return the records of a lane as planning knows them."""
+    reads = describe_lane(source, epoch, lane, LaneCursor())
+    return [LaneCursor(position=r.position, shard=r.shard, row=r.row) for r in reads]
+
+
+@laws
+@given(
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    cuts=st.dictionaries(st.integers(0, 3), st.integers(0, 12), max_size=2),
+    shuffle=st.integers(0, 6),
+    limit_bytes=st.sampled_from([0, 700, 10**6]),
+    data=st.data(),
+)
+def test_any_order_of_asking_gives_what_was_planned(
+    sizes: list[int], cuts: dict[int, int], shuffle: int, limit_bytes: int, data: st.DataObject
+) -> None:
+    payload = Payload(numbered(sizes))
+    source = spec(payload, shuffle=shuffle)
+    # In which order they would be read, were all of it there.
+    expected = {
+        at: int(read.sample["tokens"][0])
+        for at, read in zip(
+            places(source, 1, 0),
+            _all(source),
+            strict=True,
+        )
+        if read.sample is not None
+    }
+    payload.cuts = {shard: row for shard, row in cuts.items() if shard < len(sizes)}
+    gone = {
+        record["tokens"][0]
+        for shard, row in payload.cuts.items()
+        for record in payload.content[shard][row:]
+    }
+    one = Forward(source, limit_bytes)
+    todo = list(data.draw(st.permutations(list(expected))))
+    while todo:
+        shard = todo[0].shard
+        count = data.draw(st.integers(1, 5))
+        part = sorted((at for at in todo if at.shard == shard), key=lambda at: at.row)[:count]
+        todo = [at for at in todo if at not in part]
+        for at, read in zip(part, one.read(1, 0, part), strict=True):
+            assert read.position == at.position
+            if expected[at] in gone:
+                assert read.verdict is Verdict.TOMBSTONE
+            else:
+                assert read.sample is not None
+                assert read.sample["tokens"] == expected[at]
+        assert payload.num_open <= MOST_OPEN
+    one.close()
+    assert payload.num_open == 0
+
+
+def _all(source: SourceSpec) -> Iterator[Any]:
+    """Read a lane shard after shard."""
+    one = Forward(source, 10**6)
+    wanted = places(source, 1, 0)
+    for shard in sorted({at.shard for at in wanted}):
+        yield from one.read(1, 0, [at for at in wanted if at.shard == shard])
+    one.close()
+
+
+def test_in_about_the_order_of_the_lane_each_row_is_read_once() -> None:
+    payload = Payload(numbered([50] * 6))
+    for shuffle in (0, 10):
+        source = spec(payload, shuffle=shuffle, lanes=2)
+        one = Forward(source, 10**6)
+        payload.num_opened = 0
+        for first in range(0, 150, 20):  # steps of 20 records of each lane, every third in turn
+            for turn in range(3):
+                for lane in range(2):
+                    wanted = places(source, 0, lane)[first + turn : first + 20 : 3]
+                    for shard in sorted({at.shard for at in wanted}):
+                        part = [at for at in wanted if at.shard == shard]
+                        assert len(list(one.read(0, lane, part))) == len(part)
+        assert one.num_read == 300
+        one.close()
+
+
+def test_a_row_far_ahead_is_opened_there(monkeypatch: Any) -> None:
+    monkeypatch.setattr(forward, "FAR_ROWS", 10)
+    one = Forward(spec(Payload(numbered([200]))), 10**6)
+    for row in (0, 5, 150, 151, 20):
+        [read] = one.read(0, 0, [LaneCursor(position=row, row=row)])
+        assert read.sample is not None
+        assert read.sample["tokens"] == row
+    assert one.num_read == 6 + 2 + 1
+    one.close()
+
+
+# What entries say of spans ------------------------------------------------------------------------
+
+
+@laws
+@given(mask=st.lists(st.booleans(), min_size=1, max_size=30), seq_len=st.integers(1, 12))
+def test_runs_of_a_mask_count_targets_as_the_mask_does(mask: list[bool], seq_len: int) -> None:
+    array = np.array(mask, np.float32)
+    sample = {"tokens": np.arange(len(mask)), "loss_mask": array}
+    entry = Entry(tokens=len(mask), loss_runs=mask_runs(array))
+    for overflow in ("split", "truncate"):
+        cuts = Packed(seq_len=seq_len, global_batch=1, overflow=overflow).cut(len(mask))
+        length = cuts[-1][1]
+        for start, stop in cuts:
+            expected = num_targets(sample, start, stop, length)
+            assert entry.num_targets(start, stop, length) == expected
+
+
+@laws
+@given(tokens=st.integers(1, 40), seq_len=st.integers(1, 12), data=st.data())
+def test_shares_of_targets_add_up(tokens: int, seq_len: int, data: st.DataObject) -> None:
+    loss = data.draw(st.integers(0, tokens - 1))
+    cuts = Packed(seq_len=seq_len, global_batch=1).cut(tokens)
+    known = Entry(tokens=tokens, loss_tokens=loss)
+    shares = [known.num_targets(start, stop, tokens) for start, stop in cuts]
+    whole = [Entry(tokens=tokens).num_targets(start, stop, tokens) for start, stop in cuts]
+    assert sum(shares) == loss
+    assert sum(whole) == tokens - 1
+    assert all(0 <= share <= most for share, most in zip(shares, whole, strict=True))
