@@ -83,6 +83,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", tuple(self.sources))
         self._check_sources()
+        self._check_fields()
         if not isinstance(self.seed, int) or self.seed < 0:
             raise ConfigError("Pipeline(seed=)", got=repr(self.seed), limit="an integer >= 0")
         if self.collate is not None and not callable(self.collate):
@@ -206,7 +207,7 @@ class Pipeline:
             modalities=self.modalities,
             limits=limits,
             extras=tuple(sorted({name for source in self.sources for name in source.extras})),
-            has_tokens=any(source.size is None for source in self.sources),
+            has_tokens=self._has_tokens,
             collate=None if self.collate is None else cloudpickle.dumps(self.collate),
         )
 
@@ -234,6 +235,7 @@ class Pipeline:
                 shuffle=source.block_rows,
                 extras=source.extras,
                 size=source.size,
+                counts_samples=not self._has_tokens,
             )
             for index, source in enumerate(self.sources)
         }
@@ -241,6 +243,10 @@ class Pipeline:
             source.name: replace(spec, known=known_reader(source, spec))
             for source, spec in zip(self.sources, specs.values(), strict=True)
         }
+
+    @property
+    def _has_tokens(self) -> bool:
+        return any(source.size is None for source in self.sources)
 
     @property
     def _deferral_text(self) -> str:
@@ -278,6 +284,16 @@ class Pipeline:
                         remedy="Samples would come twice. If that is meant: "
                         "Source(shares_files=True).",
                     )
+
+    def _check_fields(self) -> None:
+        items = {name for source in self.sources for name in source.modalities}
+        taken = items | {f"{name}_{part}" for name in items for part in ("index", "grid")}
+        if twice := sorted(taken & set(self.batching.aligned)):
+            raise ConfigError(
+                f"{self.batching.says('aligned')} and Source(modalities=) have one name",
+                got=twice,
+                remedy="What belongs to items is delivered with them.",
+            )
 
     def _check_pickles(self) -> None:
         parts: dict[str, Any] = {

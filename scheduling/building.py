@@ -67,6 +67,7 @@ class Builder:
             share = self._share(plan, mine, within, table, payload)
             if self._collator is not None or not self._spec.has_tokens:
                 base = {f".{name}": share[name] for name in _BASE}
+                base[".num_samples"] = np.array(len(mine))
                 share = {**self._delivered(plan, microbatch, mine, share), **base}
             built[bucket] = share
         return built
@@ -89,6 +90,9 @@ class Builder:
             )
             arrays = cut_tokens(arrays, positions_QC, self._aligned)
             mask = cut_tokens(mask, positions_QC, mask)
+        if not spec.has_tokens:  # samples count instead, once over the slices
+            is_first = spec.num_slices == 1 or spec.topology.cp_slice(rank)[0] == 0
+            return arrays, int(share[".num_samples"]) if is_first else 0
         return arrays, num_loss_tokens(mask)
 
     def _share(

@@ -200,7 +200,8 @@ class SourceLoader:
             items = [item_lengths(read.sample, name) for name in self.spec.form.ragged]
             targets = partial(num_targets, read.sample)
         for start, stop in cuts:
-            counts = (stop - start, length, targets(start, stop, length), size_bytes, checksum)
+            loss = 1 if self.spec.counts_samples else targets(start, stop, length)
+            counts = (stop - start, length, loss, size_bytes, checksum)
             yield (*place, start, stop, Verdict.OK, *counts, *scalars, *items)
             items = [[] for _ in items]  # items come with the first span of their sample
 

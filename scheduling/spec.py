@@ -62,6 +62,8 @@ class SourceSpec:
         Names of the columns of this source that ride along.
     size
         What counts as the length of its samples, if they have no tokens.
+    counts_samples
+        Whether each of its samples counts as one target, as no source has tokens.
     """
 
     name: str
@@ -80,6 +82,7 @@ class SourceSpec:
     known: Reader | None = None
     extras: tuple[str, ...] = ()
     size: str | None = None
+    counts_samples: bool = False
 
     @cached_property
     def form(self) -> Form:

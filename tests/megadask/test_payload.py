@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -270,10 +271,14 @@ def test_samples_without_tokens_are_planned_by_their_size(
         with md.serve(declared, client, name=f"{name}-{collate is None}") as service:
             ranks = run(service, keep)
             assert service.audit()["ok"]
-        seen = []
+        seen: list[int] = []
+        steps: Counter[int] = Counter()
+        planned = {}
         for batch in (batch for batches in ranks for batch in batches):
             assert not {"tokens", "loss_mask", "position_ids"} & set(batch)
-            assert batch["num_loss_tokens"] == batch["num_loss_tokens_step"] == 0
+            assert batch["num_loss_tokens"] == len(batch["sample_ids"])
+            steps[batch["step"]] += len(batch["sample_ids"])
+            planned[batch["step"]] = batch["num_loss_tokens_step"]
             lengths = [n for n in batch["cu_seqlens"].diff(dim=1).flatten().tolist() if n]
             if collate is None:
                 pixels = batch["extras"]["pixels"]
@@ -288,6 +293,30 @@ def test_samples_without_tokens_are_planned_by_their_size(
             assert labels == [ident % 3 for ident in ids]
             seen += ids
         assert sorted(seen) == sorted(row["id"] for row in SIZED["photos"])
+        assert steps == planned
+
+
+def test_samples_count_once_over_slices_and_not_beside_tokens(client: Client, name: str) -> None:
+    photos = source(
+        "photos", SIZED["photos"], transform=picture, size="pixels", extras=("pixels", "label")
+    )
+    batching = md.Packed(seq_len=128, global_batch=4, pad_to_multiple=4)
+    tree = md.ClientPlaceTree(cp=2)
+    alone = md.Pipeline(sources=[photos], batching=batching, epochs=1, topology=tree)
+    words = source("text", DATA["text"])
+    beside = md.Pipeline(sources=[photos, words], batching=batching, epochs=1, topology=tree)
+    for number, declared in enumerate((alone, beside)):
+        with md.serve(declared, client, name=f"{name}-{number}") as service:
+            first, second = run(service, keep)
+        totals = {batch["step"]: batch["num_loss_tokens_step"] for batch in first}
+        counted = sum(batch["num_loss_tokens"] for batch in (*first, *second))
+        lengths = [row["length"] for row in DATA["text"]]
+        expected = len(SIZED["photos"]) if declared is alone else sum(lengths) - len(lengths)
+        assert counted == sum(totals.values()) == expected
+        for batch in first:
+            for ident, label in zip(batch["sample_ids"], batch["extras"]["label"], strict=True):
+                assert (label is None) == (ident.source == "text")
+            assert ("tokens" in batch) == (declared is beside)
 
 
 def test_a_size_without_anything_to_deliver_is_refused() -> None:
@@ -310,6 +339,15 @@ def test_a_size_without_anything_to_deliver_is_refused() -> None:
 def test_what_a_source_declares_is_checked(options: Any, message: str) -> None:
     with pytest.raises(md.errors.ConfigError, match=message):
         source("text", DATA["text"], **options)
+
+
+def test_a_field_has_no_name_of_items() -> None:
+    with pytest.raises(md.errors.ConfigError, match=r"Packed\(aligned=\) and.*'image_index'"):
+        pipeline(
+            DATA,
+            packed={"aligned": {"image_index": "int64"}},
+            sources={"modalities": ("image",)},
+        )
 
 
 def test_a_resumed_run_notices_other_payload() -> None:

@@ -252,6 +252,13 @@ def test_fields_are_declared_by_name_and_type(aligned: Any, message: str) -> Non
         Packed(seq_len=8, global_batch=1, aligned=aligned)
 
 
+@pytest.mark.parametrize("field", ["sequences", "position_axes"])
+@pytest.mark.parametrize("value", [0, True, 1.5, None])
+def test_counts_of_packs_are_checked(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"Packed\({field}=\).*an integer >= 1"):
+        Packed(seq_len=8, global_batch=1, **{field: value})
+
+
 # Items ------------------------------------------------------------------------------------------
 
 
