@@ -88,6 +88,12 @@ def test_a_modality_that_no_source_reports_is_named() -> None:
         pipeline(DATA, strategy=lambda graph: graph.balance(equal_counts=True))
 
 
+@pytest.mark.parametrize("names", [("tokens",), ("image", "image_grid")])
+def test_names_that_a_batch_has_otherwise_are_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(md.errors.ConfigError, match="one key twice"):
+        pipeline(DATA, sources={"modalities": names})
+
+
 # Delivery -------------------------------------------------------------------------------------
 
 
