@@ -65,6 +65,16 @@ class LogMel:
     window: int = 400
     max_seconds: float = 120.0
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record that it reads; it keeps the others."""
+        return (self.column,)
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether what comes after it in a chain sees the other columns, too."""
+        return True
+
     def __post_init__(self) -> None:
         check_counts(self, ("sample_rate", "n_mels", "hop", "window"))
         if self.sample_rate not in _RATES:

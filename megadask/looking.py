@@ -25,7 +25,6 @@ from megadask.planner.state import LaneCursor
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.lanes import Read, lane_shards, read_lane
 from megadask.scheduling.reading import Shard
-from megadask.scheduling.samples import Sample, item_lengths
 from megadask.scheduling.spec import SourceSpec
 from megadask.source import Source
 

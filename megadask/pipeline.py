@@ -22,6 +22,8 @@ from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 from megadask.saved import another_pipeline, differences
+from megadask.scheduling.assemble import ARRAY_KEYS
+from megadask.scheduling.items import item_keys
 from megadask.scheduling.reading import fingerprint_shards
 from megadask.scheduling.spec import Limits, RunSpec, SourceSpec
 from megadask.source import Source
@@ -306,9 +308,14 @@ class Pipeline:
                     )
 
     def _check_fields(self) -> None:
-        items = {name for source in self.sources for name in source.modalities}
-        taken = items | {f"{name}_{part}" for name in items for part in ("index", "grid")}
-        if twice := sorted(taken & set(self.batching.aligned)):
+        keys = item_keys(self.modalities)
+        if bad := sorted({key for key in keys if keys.count(key) > 1 or key in ARRAY_KEYS}):
+            raise ConfigError(
+                "Source(modalities=): names that would give a batch one key twice",
+                got=f"{list(self.modalities)}: {bad}",
+                remedy="Give the items another name.",
+            )
+        if twice := sorted(set(keys) & set(self.batching.aligned)):
             raise ConfigError(
                 f"{self.batching.says('aligned')} and Source(modalities=) have one name",
                 got=twice,

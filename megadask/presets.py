@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from megadask.planner.errors import ConfigError
+from megadask.scheduling.items import encoded_keys
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +218,8 @@ def to_hf(batch: Mapping[str, Any], *, is_sliced: bool) -> Batch:
         made |= {key: batch[key] for key in kept if key in batch}
     else:
         shape = _pack_shape(batch)
-        made = {k: v if k in FACTS else _one_row(v, shape) for k, v in made.items()}
+        apart = {*FACTS, *encoded_keys(made)}
+        made = {k: v if k in apart else _one_row(v, shape) for k, v in made.items()}
         made |= _varlen(batch)
     return made
 

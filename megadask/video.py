@@ -75,6 +75,16 @@ class Frames:
     max_frames: int = 4096
     max_pixels: int = 1_000_000_000
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record that it reads; it keeps the others."""
+        return (self.column,)
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether what comes after it in a chain sees the other columns, too."""
+        return True
+
     def __post_init__(self) -> None:
         counts = ("patch", "max_patches", "every", "merge", "max_frames", "max_pixels")
         check_counts(self, counts if self.num_frames is None else (*counts, "num_frames"))

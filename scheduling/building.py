@@ -49,7 +49,7 @@ class Builder:
         self._collator = Collator(spec.collate, spec.extras) if spec.collate else None
         own = TOKEN_KEYS if spec.has_tokens else ()
         fields = [one.name for one in spec.batching.fields if one.name not in TOKEN_KEYS]
-        fields += [index_key(name) for name in spec.modalities]
+        fields += map(index_key, spec.modalities)
         self._aligned = frozenset((*own, *fields, "attention_mask"))
 
     def shares(

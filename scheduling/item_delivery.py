@@ -173,27 +173,37 @@ async def gather_own(
     partners: Partners, spec: RunSpec, plan: Plan, microbatch: int, buckets: Sequence[int]
 ) -> dict[int, Arrays]:
     """Return what the ranks of each bucket get of their own, under `own_key`."""
+    if not spec.modalities:
+        return {bucket: {} for bucket in buckets}
     ranks_of = {b: spec.topology.ranks_of(b, spec.strategy.axis) for b in buckets}
     ranks = [rank for ranks in ranks_of.values() for rank in ranks]
-    by_modality = {
-        name: duties(plan, name, spec.strategy, spec.topology, microbatch, ranks)
-        for name in spec.modalities
-    }
+
+    def decide() -> dict[str, dict[int, Duty]]:
+        return {
+            name: duties(plan, name, spec.strategy, spec.topology, microbatch, ranks)
+            for name in spec.modalities
+        }
+
+    by_modality = await asyncio.to_thread(decide)
     async with asyncio.TaskGroup() as group:
         pools = {
             name: group.create_task(gather_items(partners, plan, name, found.values()))
             for name, found in by_modality.items()
         }
-    own: dict[int, Arrays] = {}
-    for bucket, ranks in ranks_of.items():
-        own[bucket] = {
-            own_key(rank, key): array
-            for name, found in by_modality.items()
-            for rank in ranks
-            if rank in found
-            for key, array in pools[name].result().arrays(found[rank]).items()
+
+    def lay_out() -> dict[int, Arrays]:
+        return {
+            bucket: {
+                own_key(rank, key): array
+                for name, found in by_modality.items()
+                for rank in ranks
+                if rank in found
+                for key, array in pools[name].result().arrays(found[rank]).items()
+            }
+            for bucket, ranks in ranks_of.items()
         }
-    return own
+
+    return await asyncio.to_thread(lay_out)
 
 
 def _keys(duty: Duty) -> list[tuple[int, int]]:

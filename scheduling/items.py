@@ -83,9 +83,18 @@ def item_keys(modalities: Iterable[str]) -> list[str]:
 
 def exchanged_keys(keys: Iterable[str]) -> set[str]:
     """Return the keys of a batch that belong to its rank alone, since items are exchanged."""
-    found = set(keys)
-    names = [key.removesuffix("_send") for key in found if key.endswith("_send")]
-    return {f"{name}{ending}" for name in names for ending in ENDINGS} & found
+    return _keys_beside("_send", set(keys))
+
+
+def encoded_keys(keys: Iterable[str]) -> set[str]:
+    """Return the keys of a batch that are about items, and not about its tokens."""
+    return _keys_beside("_cu_seqlens", set(keys))
+
+
+def _keys_beside(mark: str, keys: set[str]) -> set[str]:
+    """Return the keys of those modalities that have a key of this ending."""
+    names = [key.removesuffix(mark) for key in keys if key.endswith(mark)]
+    return {f"{name}{ending}" for name in names for ending in ENDINGS} & keys
 
 
 def items_used(

@@ -72,16 +72,16 @@ def served(samples: Mapping[tuple[int, int, int], Sample], wanted: Metadata, for
     aligned("loss_mask", (), 1, "float32")
     for field in form.aligned:
         aligned(field.name, field.shape, field.fill, field.dtype)
-    for name in form.modalities:
-        if any(name in part for part in parts):
-            totals = [int(embedding_rows(part, name).sum()) for part in parts]
-            payload[f"{ROWS}{name}"] = np.array(totals, np.int64)
     for name, dtype in ((SEQUENCES, np.int64), (EXTRAS, np.uint8)):
         if any(name in part for part in parts):
             nothing = np.empty(0, dtype)
             payload[name], payload[f"{name}_offsets"] = joined(
                 [part.get(name, nothing) for part in parts]
             )
+    for name in form.modalities:
+        if any(name in part for part in parts):
+            totals = [int(embedding_rows(part, name).sum()) for part in parts]
+            payload[f"{ROWS}{name}"] = np.array(totals, np.int64)
     return payload
 
 

@@ -229,6 +229,11 @@ class TestLimits:
 
 
 class TestTransform:
+    def test_it_says_which_column_it_reads(self) -> None:
+        text = md.transforms.Bytes("title")
+        made = md.transforms.Chain(LogMel("clip"), text)
+        assert made.columns == {"clip", "title"}
+
     def test_it_pickles_and_is_public(self) -> None:
         made = md.transforms.LogMel("speech", n_mels=64)
         assert pickle.loads(pickle.dumps(made)) == made

@@ -115,7 +115,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
 
 def declared(tree: md.ClientPlaceTree, encode: str | None) -> md.Pipeline:
     def strategy(graph: md.DGraph) -> None:
-        graph.mix({"a": 1, "b": 1})
+        graph.mix({"a": 1, "b": 1}).broadcast_at("tp")
         if encode is not None:
             cost = md.costs.VisionEncoder("image", hidden=64)
             graph.select("image", encode=encode).cost(cost)
@@ -156,6 +156,19 @@ def test_two_ranks_have_the_gradients_of_one(
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
 
+def test_ranks_that_are_broadcast_to_encode_their_own_items(
+    client: Client, name: str, members: Members, alone: list[Any]
+) -> None:
+    """Both tensor-parallel ranks have the whole loss, and between them they encode each item."""
+    with md.serve(declared(md.ClientPlaceTree(tp=2), "microbatch"), client, name=name) as service:
+        job = {"groups": [[0, 1]], "encode": "microbatch"}
+        first, second = members.run(service, "exchange_gradients", **job)
+    assert isinstance(first, list), first
+    assert first == second
+    for (_, found), (_, expected) in zip(first, alone, strict=True):
+        np.testing.assert_allclose(found, 2 * np.array(expected), rtol=1e-6, atol=1e-9)
+
+
 def test_a_rank_that_does_not_come_is_not_waited_for(
     client: Client, name: str, members: Members
 ) -> None:
@@ -164,3 +177,13 @@ def test_a_rank_that_does_not_come_is_not_waited_for(
     assert second == {}
     assert first["error"] == "DeadlineError"
     assert "timeout of the process group" in first["message"]
+
+
+def test_the_hf_preset_leaves_items_as_they_are() -> None:
+    from megadask.presets import to_hf
+
+    index = torch.tensor([[-1, 0, 1], [-1, -1, -1]])
+    items = {"image": torch.zeros(2, 3), "image_cu_seqlens": torch.tensor([0, 2])}
+    made = to_hf({"tokens": torch.zeros(2, 3), "image_index": index, **items}, is_sliced=False)
+    assert made["image"].shape == (2, 3)
+    assert made["image_index"].shape == made["input_ids"].shape == (1, 6)

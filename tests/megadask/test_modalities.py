@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,12 @@ def test_a_modality_that_no_source_reports_is_named() -> None:
         pipeline(DATA, strategy=lambda graph: graph.balance(max_tokens=10))
     with pytest.raises(md.errors.ConfigError, match="equal_counts"):
         pipeline(DATA, strategy=lambda graph: graph.balance(equal_counts=True))
+
+
+@pytest.mark.parametrize("names", [("tokens",), ("image", "image_grid")])
+def test_names_that_a_batch_has_otherwise_are_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(md.errors.ConfigError, match=r"no key of a batch has|one key twice"):
+        pipeline(DATA, sources={"modalities": names})
 
 
 # Delivery -------------------------------------------------------------------------------------
@@ -271,3 +277,30 @@ def test_items_that_were_evicted_are_read_again(local_client: Client, name: str)
             rereads = sum(loader["rereads"] for loader in service.stats()["loaders"])
     assert seen[0] == seen[1]
     assert rereads
+
+
+def test_after_a_resume_in_its_middle_a_step_brings_the_items_that_are_left(
+    local_client: Client, name: str
+) -> None:
+    declared = deliver("step", global_batch=8)
+
+    def begin(loader: md.Loader) -> Any:
+        batches = [dict(batch) for batch in islice(loader, 5)]
+        assert [batch["microbatch"] for batch in batches] == [0, 1, 2, 3, 0]
+        return loader.state_dict()
+
+    with md.serve(declared, local_client, name=name) as service:
+        state, same = run(service, begin)
+    assert state == same
+    with md.serve(declared, local_client, name=name, resume=state) as service:
+        ranks = run(service, lambda loader: [dict(batch) for batch in islice(loader, 3)])
+    assert [(batch["step"], batch["microbatch"]) for batch in ranks[0]] == [(1, 1), (1, 2), (1, 3)]
+    assert ["image" in batch for batch in ranks[0]] == [True, False, False]
+    encoded = [item for batches in ranks for item in items_in(batches[0])]
+    left = [record for batches in ranks for batch in batches for record in documents(batch)]
+    images = [item for record in left for item in BY_ID[record].get("image", [])]
+    assert sorted(encoded) == sorted((int(item[0, 0]), len(item)) for item in images)
+    came = carry_out([batches[0] for batches in ranks])
+    for rank, batches in enumerate(ranks):
+        for batch in batches:
+            check_index(batch, rows_of(came[rank], batch))

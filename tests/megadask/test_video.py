@@ -135,6 +135,11 @@ class TestLimits:
 
 
 class TestTransform:
+    def test_it_says_which_column_it_reads(self) -> None:
+        text = md.transforms.Bytes("title")
+        made = md.transforms.Chain(Frames("clip"), text)
+        assert made.columns == {"clip", "title"}
+
     def test_it_pickles_and_is_public(self) -> None:
         made = md.transforms.Frames("clip", num_frames=4)
         assert pickle.loads(pickle.dumps(made)) == made

@@ -281,6 +281,55 @@ def test_items_are_kept_and_weighed_but_not_served_with_the_tokens() -> None:
     assert sample["image_grid"].tolist() == [[2, 1], [1, 1]]
 
 
+def item_table(table: Metadata, rows: list[int], numbers: list[int]) -> Metadata:
+    return table.take(np.array(rows)).with_columns(item=np.array(numbers))
+
+
+def test_items_are_served_one_by_one_in_the_order_asked_for() -> None:
+    images = [np.full((n, 2), n, np.uint8) for n in (1, 2, 3)]
+    records = [
+        {"tokens": [1], "image": images[:2], "image_grid": [[1, 1], [2, 1]], "image_rows": [1, 1]},
+        {"tokens": [2]},
+        {"tokens": [3], "image": images[2:], "image_grid": [[3, 1]]},
+    ]
+    one = loader(records, modalities=("image",))
+    wanted = item_table(described(one), [2, 0, 0], [0, 1, 0])
+    reply = one.serve_items(wanted, "image")
+    assert reply["items"].tolist() == [[3, 3]] * 3 + [[2, 2]] * 2 + [[1, 1]]
+    assert reply["lengths"].tolist() == [3, 2, 1]
+    assert reply["rows"].tolist() == [3, 1, 1]  # its own length where it does not say so
+    assert reply["grid"].tolist() == [[3, 1], [2, 1], [1, 1]]
+    one.cache.clear()
+    for key, array in one.serve_items(wanted, "image").items():
+        np.testing.assert_array_equal(array, reply[key])
+    assert one.num_rereads == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"image": [np.zeros((1, 3), np.uint8)]}, "differ in form.*uint8"),
+        ({"image": [np.zeros((1, 2), np.float32)]}, "differ in form.*float32"),
+        ({"image": [np.zeros((1, 2), np.uint8)], "image_grid": [[1, 1]]}, "without a grid"),
+    ],
+)
+def test_items_that_cannot_lie_together_are_an_error(other: Any, message: str) -> None:
+    records = [{"tokens": [1], "image": [np.zeros((1, 2), np.uint8)]}, {"tokens": [2], **other}]
+    one = loader(records, modalities=("image",))
+    with pytest.raises(ConfigError, match=message):
+        one.serve_items(item_table(described(one), [0, 1], [0, 0]), "image")
+
+
+@pytest.mark.parametrize("rows", [[1], [1, -1], [[1, 1]], [0.5, 1.0]])
+def test_numbers_of_embeddings_are_checked(rows: Any) -> None:
+    record = {"tokens": [1], "image": [np.zeros((2, 1)), np.zeros((3, 1))], "image_rows": rows}
+    with pytest.raises(ConfigError, match="'image_rows'"):
+        described(loader([record], modalities=("image",)))
+    index = {"tokens": [1, 1], "image": [np.zeros((4, 1))], "image_rows": [1]}
+    with pytest.raises(ConfigError, match=r"'image_index'.*0\.\.0"):
+        described(loader([{**index, "image_index": [0, 1]}], modalities=("image",)))
+
+
 @pytest.mark.parametrize(
     "change",
     [

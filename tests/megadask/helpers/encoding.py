@@ -74,10 +74,10 @@ def gradients(
     return seen
 
 
-def exchange_gradients(job: dict[str, Any], _: Any) -> Any:
-    """Train on every rank of a job."""
+def exchange_gradients(job: dict[str, Any], shared: Any) -> Any:
+    """Train on every rank of a job; shared: the ranks that one of them fetches for."""
     group = dist.new_group()
-    with md.connect(job["address"], job["service"], timeout=30.0) as loader:
+    with md.connect(job["address"], job["service"], timeout=30.0, group=shared) as loader:
         by_step = job["encode"] == "step"
         return gradients(loader, Tiny(group), dist.get_world_size(), by_step=by_step)
 

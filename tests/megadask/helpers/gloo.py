@@ -55,5 +55,5 @@ def start_members(count: int, folder: Path) -> Iterator[Members]:
             for rank in range(count)
         ]
         for process in processes:
-            process.wait_for("ready", seconds=180)
+            process.wait_for("ready", seconds=180)  # importing torch takes long where many do
         yield Members(processes)
