@@ -120,9 +120,11 @@ class Run:
 
     async def turn_pass(self) -> None:
         """Begin the pass that all ranks have come to, if that is another one than before."""
+        if self.record.pass_number == self.record.passes.current:
+            return
         async with self.commits:
             if self.record.pass_number == self.record.passes.current:
-                return
+                return  # somebody else was quicker
             self.active = False
             await self._open(Point.from_json(self.header["origin"]))
         self.bump()

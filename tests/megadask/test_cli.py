@@ -49,14 +49,8 @@ def test_version_and_help_come_without_dask() -> None:
         "try:\n    main(sys.argv[1:])\n"
         "finally:\n    assert not {'distributed', 'torch', 'numpy'} & sys.modules.keys()\n"
     )
-    for words in (
-        ["--version"],
-        ["--help"],
-        ["demo", "--help"],
-        ["simulate", "--help"],
-        ["look", "--help"],
-        ["index", "--help"],
-    ):
+    helps = [[command, "--help"] for command in ("demo", "index", "look", "simulate")]
+    for words in (["--version"], ["--help"], *helps):
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     done = subprocess.run(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from functools import partial
 from typing import Any
@@ -16,6 +18,7 @@ from megadask.scheduling.delivery import read_reply
 from megadask.scheduling.owners import Partners
 from tests.conftest import wait_until
 from tests.faults.helpers import record_of
+from tests.megadask.helpers.processes import module
 from tests.megadask.helpers.ranks import Ranks, connect, run
 from tests.megadask.helpers.restore import make
 from tests.megadask.helpers.seen import Seen, drain, take
@@ -44,8 +47,8 @@ def test_acknowledgements_of_an_earlier_trainer_are_refused(
     Cut off, the constructor does not hear of the heir before that.
     """
     if is_cut_off:
-        for module in (calls, constructor_actor):
-            monkeypatch.setattr(module, "TRUST_S", 1.0)
+        for party in (calls, constructor_actor):
+            monkeypatch.setattr(party, "TRUST_S", 1.0)
     gate, held = threading.Event(), threading.Event()
     gate.set()
     ask = Partners.supervisor
@@ -80,3 +83,36 @@ def test_acknowledgements_of_an_earlier_trainer_are_refused(
         assert service.audit()["ok"]
         stale.close()
     assert held.is_set() == is_cut_off
+
+
+def test_a_trainer_that_was_stopped_wakes_to_nothing(
+    local_cluster: LocalCluster, local_client: Client, name: str, whole: list[list[Seen]]
+) -> None:
+    """A process under SIGSTOP is taken over; when it goes on, it has no say any more."""
+    with (
+        md.serve(make(), local_client, name=name) as service,
+        connect(service, 1) as other,
+        module("trainer", service.address, name, "0", "gated") as stopped,
+    ):
+        record = record_of(local_cluster, name)
+        for _ in range(3):
+            stopped.wait_for("batch")
+            stopped.say()
+        stopped.wait_for("batch")
+        # It has asked for the fourth batch, and with that acknowledged the third.
+        assert wait_until(lambda: record.watermarks[0] == (0, 3))
+        os.kill(stopped.popen.pid, signal.SIGSTOP)
+        try:
+            heir = connect(service, 0, force=True)
+        finally:
+            os.kill(stopped.popen.pid, signal.SIGCONT)
+        for _ in range(20):  # it may have some batches that came before
+            stopped.say()
+            if stopped.wait_for("batch", "error", "end").startswith("error"):
+                break
+        assert stopped.output[-1].startswith("error ClaimError")
+        assert record.watermarks[0] == (0, 3)
+        both = Ranks([partial(drain, heir), partial(drain, other)]).results()
+        heir.close()
+        assert both == [whole[0][3:], whole[1]]
+        assert service.audit()["ok"]
