@@ -22,6 +22,7 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.state import LaneCursor
 from megadask.readers.paths import absolute
+from megadask.scheduling.batched import transformed_ahead
 from megadask.scheduling.known import Entry, mask_runs
 from megadask.scheduling.lanes import check_failures, judge, shard_rows, where_is
 from megadask.scheduling.samples import item_lengths, payload_of, weigh, whole_because
@@ -143,7 +144,8 @@ def index_shard(spec: SourceSpec, shard: int) -> Iterator[pa.RecordBatch]:
     name = spec.reader.shards()[shard].name
     rows: list[dict[str, Any]] = []
     failures = 0
-    for row, record in shard_rows(spec, spec.reader, shard, 0):
+    read_rows = shard_rows(spec, spec.reader, shard, 0)
+    for row, _, record in transformed_ahead(spec, ((row, row, one) for row, one in read_rows)):
         where = where_is(name, row)
         read = judge(spec, 0, 0, LaneCursor(position=row, row=row), record, where)
         failures = check_failures(spec, failures, read.reason)

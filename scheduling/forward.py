@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megadask.planner.state import LaneCursor
+from megadask.scheduling.batched import transformed_ahead
 from megadask.scheduling.lanes import Read, judge, lane_shards, ordered_rows, where_is
 from megadask.scheduling.reading import TruncatedShard
 from megadask.scheduling.shuffle import Row, size_of
@@ -58,11 +59,14 @@ class Forward:
         ordinal = wanted[0].shard
         shard = lane_shards(self._spec, lane, epoch)[ordinal]
         name = self._spec.reader.shards()[shard].name
-        for at in wanted:
-            found = self._take((epoch, lane, ordinal, at.row))
-            if found is None:
-                found = self._advance(epoch, lane, ordinal, shard, at.row)
-            place, record = found
+
+        def rows() -> Iterator[Row]:
+            for at in wanted:
+                found = self._take((epoch, lane, ordinal, at.row))
+                yield at.row, *(found or self._advance(epoch, lane, ordinal, shard, at.row))
+
+        ahead = transformed_ahead(self._spec, rows())
+        for at, (_, place, record) in zip(wanted, ahead, strict=True):
             yield judge(self._spec, epoch, lane, at, record, where_is(name, place))
 
     def close(self) -> None:

@@ -406,3 +406,34 @@ def test_an_error_of_a_planned_record_reaches_the_trainers(
         pytest.raises(ValueError, match="cannot decode"),
     ):
         run(service, drain)
+
+
+class UnfoldMany:
+    """Takes several records at once, and notes how many."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, record: Mapping[str, Any]) -> Any:
+        return unfold(record)
+
+    def batch(self, records: list[Mapping[str, Any]]) -> list[Any]:
+        self.sizes.append(len(records))
+        return [unfold(record) for record in records]
+
+
+@pytest.mark.parametrize("way", ["column", "index"])
+def test_planned_records_are_transformed_together(folder: Path, tmp_path: Path, way: str) -> None:
+    transform = UnfoldMany()
+    made = ways(folder, tmp_path / "a.arrow", transform)
+    assert max(transform.sizes) == 16  # the rows of a shard, when it was indexed
+    transform.sizes.clear()
+    one, plain = loader_of(made[way]), loader_of(declare(parquet(folder)))
+    table = described(one)
+    assert transform.sizes == []
+    got, expected = one.serve(table), plain.serve(described(plain))
+    np.testing.assert_array_equal(got["tokens"], expected["tokens"])
+    assert sum(transform.sizes) == len(ROWS)
+    assert max(transform.sizes) == 16
+    one.close()
+    plain.close()
