@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import wave
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -304,3 +306,77 @@ def test_after_a_resume_in_its_middle_a_step_brings_the_items_that_are_left(
     for rank, batches in enumerate(ranks):
         for batch in batches:
             check_index(batch, rows_of(came[rank], batch))
+
+
+def test_images_audio_and_video_come_together(local_client: Client, name: str) -> None:
+    """From files to the places of their embeddings; a source of text alone beside them."""
+    rng = np.random.default_rng(0)
+
+    def record(number: int) -> dict[str, Any]:
+        tone = io.BytesIO()
+        with wave.open(tone, "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            samples = rng.integers(-9000, 9000, 800 + 160 * number, np.int16)
+            file.writeframes(samples.tobytes())
+        return {
+            "text": f"{number}<audio>: <image>" + "<video>" * (number % 2),
+            "image": rng.integers(0, 256, (16, 16 * (1 + number % 3), 3), np.uint8),
+            "audio": tone.getvalue(),
+            "video": [list(rng.integers(0, 256, (3, 16, 16, 3), np.uint8))] * (number % 2),
+        }
+
+    transforms = md.transforms
+    words = transforms.Bytes("text")
+    also = (transforms.Placeholders("audio", 258), transforms.Placeholders("video", 259))
+    see = transforms.Chain(
+        transforms.DecodeImage("image", patch=8),
+        transforms.LogMel("audio", sample_rate=8000, n_mels=20, hop=160, window=400),
+        transforms.Frames("video", patch=16),
+        transforms.Placeholders("image", 257, words, also=also),
+    )
+    records = [record(number) for number in range(12)]
+    modalities = ("audio", "image", "video")
+    texts = [{"text": f"{number}. only text"} for number in range(20)]
+    declared = md.Pipeline(
+        sources=[
+            md.Source("seen", md.readers.InMemory(records), see, modalities=modalities),
+            md.Source("read", md.readers.InMemory(texts), words),
+        ],
+        topology=md.ClientPlaceTree(dp=2),
+        batching=md.Packed(seq_len=128, global_batch=4),
+        epochs=1,
+    )
+    with md.serve(declared, local_client, name=name) as service:
+        batches = [batch for batches in run(service, everything) for batch in batches]
+    # Every placeholder of a record gets the sum of its own row, whatever lies around it.
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for batch in batches:
+        bounds = zip(batch["cu_seqlens_padded"], batch["cu_seqlens"].diff(), strict=True)
+        starts = [
+            (pack, first, first + length)
+            for pack, (firsts, lengths) in enumerate(bounds)
+            for first, length in zip(firsts.tolist(), lengths.tolist(), strict=False)
+            if length
+        ]
+        for modality in modalities:
+            sums = batch[modality].double().sum(-1, keepdim=True)
+            index = batch[f"{modality}_index"]
+            zeros = sums.new_zeros((*index.shape, 1))
+            placed = md.scatter_embeddings(zeros, md.exchange(sums, batch, modality), index)
+            for pack, first, last in starts:
+                is_item = index[pack, first:last] >= 0
+                if is_item.any():
+                    text = bytes(t for t in batch["tokens"][pack, first:last].tolist() if t < 256)
+                    number = int(text.partition(b":")[0])
+                    found[modality, number] = placed[pack, first:last][is_item].flatten().tolist()
+    expected = {
+        (modality, number): np.concatenate(sample[modality]).sum(-1, dtype=np.float64).tolist()
+        for number, sample in enumerate(map(see, records))
+        for modality in modalities
+        if sample is not None and sample[modality]
+    }
+    assert found.keys() == expected.keys()
+    for key, numbers in expected.items():
+        np.testing.assert_allclose(found[key], numbers, rtol=1e-12)
