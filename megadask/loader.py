@@ -8,13 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from distributed import Client, Security
 
 from megadask.confirmed import Confirmed
 from megadask.groups import Share, process_group
 from megadask.planner.errors import ConfigError
 from megadask.presets import Batch, Form, Preset, known_keys
+from megadask.ranks import integer, own_rank
 from megadask.saved import another_pipeline, differences, read_saved, to_saved
 from megadask.scheduling.delivery import StepFacts
 from megadask.scheduling.errors import DeadlineError, ServiceError
@@ -127,7 +127,7 @@ def connect(
         link = TrainerLink(
             client,
             run_name(service, pipeline),
-            own_rank() if rank is None else _integer("connect(rank=)", rank),
+            own_rank() if rank is None else integer("connect(rank=)", rank),
             timeout_s=timeout,
             prefetch=prefetch,
             keys=None if keys is None else tuple(keys),
@@ -143,24 +143,6 @@ def connect(
             link.close()
         client.close()
         raise
-
-
-def own_rank() -> int:
-    """Return the rank of this process: of torch.distributed, RANK or SLURM_PROCID, else 0."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return int(torch.distributed.get_rank())
-    for name in ("RANK", "SLURM_PROCID"):
-        if value := os.environ.get(name):
-            return _integer(
-                f"the environment's {name}", value if not value.isdigit() else int(value)
-            )
-    return 0
-
-
-def _integer(what: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(what, got=repr(value), limit="an integer")
-    return value
 
 
 class Loader:
@@ -275,7 +257,7 @@ class Loader:
         Here for loops that call it, as they do for ``DistributedSampler``. The epoch of a sample is
         in its `SampleId`; to begin elsewhere use `load_state_dict`.
         """
-        if _integer("set_epoch(epoch)", epoch) < 0:
+        if integer("set_epoch(epoch)", epoch) < 0:
             raise ConfigError("set_epoch(epoch)", got=epoch, limit=">= 0")
 
     def state_dict(self) -> dict[str, Any]:

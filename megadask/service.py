@@ -12,7 +12,6 @@ from typing import Any, Self
 import cloudpickle
 from distributed import Client
 
-import megadask
 from megadask.pipeline import Pipeline
 from megadask.planner.errors import ConfigError, StateError
 from megadask.planner.schedule import Schedule
@@ -20,12 +19,13 @@ from megadask.planner.state import PlannerState, check_lanes
 from megadask.planner.topology import ClientPlaceTree
 from megadask.planner.weights import check_names
 from megadask.saved import read_saved
-from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError, WorkerError
+from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError
 from megadask.scheduling.loader_host import LoaderHost
 from megadask.scheduling.point import Point
 from megadask.scheduling.spec import Limits
 from megadask.scheduling.supervisor import Supervisor
 from megadask.scheduling.wire import SUPERVISOR
+from megadask.worker_check import check_workers
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def serve(
     unknown = sorted(set(states) - set(pipelines))
     if unknown:
         raise ConfigError("serve(resume=)", got=unknown, limit=f"some of {sorted(pipelines)}")
-    _check_workers(client, timeout)
+    check_workers(client, timeout)
     client.register_plugin(Supervisor())
     client.register_plugin(LoaderHost())
     service = Service(client, name, timeout, detached=detached)
@@ -365,40 +365,3 @@ def _check_arguments(pipelines: Mapping[str, Any], client: Any, name: str) -> No
             limit="a connected, synchronous dask.distributed.Client",
             remedy="For example Client(LocalCluster(n_workers=2)).",
         )
-
-
-def _check_workers(client: Client, timeout_s: float) -> None:
-    """Raise WorkerError unless every worker can import this MegaDask version in time."""
-    # Not scheduler_info: what it returns is overwritten with a shorter list now and then.
-    workers = client.nthreads()
-    if not workers:
-        raise WorkerError(
-            "the cluster has no running worker",
-            remedy="Start workers, or wait for them: client.wait_for_workers(n).",
-        )
-    try:
-        answers = client.sync(
-            client._run, _version_here, on_error="return", callback_timeout=timeout_s
-        )
-    except TimeoutError as error:
-        raise DeadlineError(
-            "the workers do not answer",
-            limit=f"{timeout_s:g} s",
-            remedy=f"Look at the workers {sorted(workers)}.",
-        ) from error
-    wrong = {address: got for address, got in answers.items() if got != megadask.__version__}
-    if wrong:
-        raise WorkerError(
-            "workers cannot run this MegaDask",
-            got="; ".join(f"{address}: {got!r}" for address, got in sorted(wrong.items())),
-            limit=f"version {megadask.__version__} on every worker",
-            remedy="Install the same version where the workers run, and restart them.",
-        )
-
-
-def _version_here() -> str:
-    """Return the version that this process imports, having imported what loaders need."""
-    import megadask
-    import megadask.scheduling.loader_host
-
-    return megadask.__version__

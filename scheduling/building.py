@@ -7,7 +7,7 @@ with a dot; they are not delivered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,11 @@ from megadask.scheduling.assemble import (
 )
 from megadask.scheduling.collate import Collator
 from megadask.scheduling.gather import Payload
-from megadask.scheduling.item_delivery import index_key, item_index
+from megadask.scheduling.item_delivery import index_key, item_index, own_arrays
+from megadask.scheduling.items import embeds
 from megadask.scheduling.samples import EXTRAS
 from megadask.scheduling.spec import RunSpec
+from megadask.scheduling.stages import keys_sent
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -94,6 +96,21 @@ class Builder:
             is_first = spec.num_slices == 1 or spec.topology.cp_slice(rank)[0] == 0
             return arrays, int(share[".num_samples"]) if is_first else 0
         return arrays, num_loss_tokens(mask)
+
+    def sent(self, share: Arrays, mine: Arrays, rank: int, asked: Collection[str] | None) -> Arrays:
+        """Return what one rank is sent: of its arrays (`for_rank`), and of its own items.
+
+        asked: names that its trainer gave; None where it gave none.
+        """
+        tree, strategy = self._spec.topology, self._spec.strategy
+        unread: set[str] = set()
+        if not embeds(tree, strategy.axis, rank):
+            unread.update(map(index_key, self._spec.modalities))
+        have = [key for key in mine if key not in unread]
+        keys = keys_sent(tree, rank, strategy.broadcast_axes, strategy.axis, have, asked)
+        own = own_arrays(share, rank)
+        sent = {key: mine[key] for key in keys}
+        return sent | {key: own[key] for key in own if asked is None or key in asked}
 
     def _share(
         self,

@@ -182,7 +182,7 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
     run.bump()
     if claim.is_successor:
         await fence(run, rank)
-    run.record.check_token(rank, claim.token)
+    run.record.claims.check(rank, claim.token)
     await run.turn_pass()
     return {
         "token": claim.token,
@@ -224,7 +224,7 @@ async def look(
     """
 
     def is_served() -> bool:
-        if token in run.record.resharded:
+        if token in run.record.claims.resharded:
             return True  # the mesh may have no such rank any more
         owner = run.record.constructor_of(rank)
         return owner is not None and actor_key(owner.incarnation) != lost
@@ -232,14 +232,13 @@ async def look(
     await run.changed.wait_until(lambda: run.over or is_served(), wait_s)
     if run.over:
         return run.farewell()
-    run.record.check_token(rank, token)
+    run.record.claims.check(rank, token)
     return {"holdup": holdup(run, step), **standing(run, rank)}
 
 
 async def holds(run: Run, rank: int, token: str) -> bool:
     """Tell a constructor whether a rank belongs to the trainer with this token."""
-    claim = run.record.claims.get(rank)
-    return claim is not None and claim.token == token
+    return run.record.claims.holds(rank, token)
 
 
 async def leave(run: Run, rank: int, token: str) -> None:
@@ -295,13 +294,13 @@ async def rewind(
 async def begin_pass(run: Run, rank: int, token: str, number: int, wait_s: float) -> dict[str, Any]:
     """Let a trainer begin a pass, once all ranks are done with the one before."""
     record = run.record
-    record.check_token(rank, token)
+    record.claims.check(rank, token)
     await run.changed.wait_until(
         lambda: run.over or run.error is not None or record.pass_number == number, wait_s
     )
     if run.over or run.error is not None:
         return run.farewell()
-    record.check_token(rank, token)
+    record.claims.check(rank, token)
     if record.pass_number != number:
         behind = [r for r in range(record.topology.world_size) if r not in record.finished]
         return {"status": "wait", "behind": behind}
@@ -314,7 +313,7 @@ async def begin_pass(run: Run, rank: int, token: str, number: int, wait_s: float
 
 async def finish(run: Run, rank: int, token: str, number: int) -> None:
     """Note that a trainer is done with a pass; free what is held when all are."""
-    run.record.check_token(rank, token)
+    run.record.claims.check(rank, token)
     run.record.passes.end(rank, number)
     run.bump()
     await run.turn_pass()

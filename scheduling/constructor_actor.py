@@ -21,16 +21,15 @@ from distributed import get_worker
 from megadask.planner.plan import Plan
 from megadask.scheduling.assemble import most_bytes
 from megadask.scheduling.building import Builder
-from megadask.scheduling.delivery import Reply, reply, span_ids, step_header
+from megadask.scheduling.delivery import Reply, closed, reply, span_ids, step_header
 from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
 from megadask.scheduling.gather import gather
-from megadask.scheduling.item_delivery import gather_own, index_key, own_arrays
-from megadask.scheduling.items import embeds
+from megadask.scheduling.item_delivery import gather_own
 from megadask.scheduling.owners import Partners
+from megadask.scheduling.reach import Reach
 from megadask.scheduling.record import Watermark
 from megadask.scheduling.shelf import Shelf, Slot
 from megadask.scheduling.spec import RunSpec
-from megadask.scheduling.stages import keys_sent
 from megadask.scheduling.wire import TRUST_S, Signal
 
 logger = logging.getLogger(__name__)
@@ -74,11 +73,8 @@ class ConstructorActor:
         self._reported: dict[int, Watermark] = {}
         self._tokens: dict[int, str] = {}
         self._trusted_until = 0.0  # when what it knows of tokens may be outdated
-        self._older: frozenset[str] | None = None  # tokens that an earlier life may have served
         self._finished: set[int] = set()  # ranks that are done with their pass
-        self._held: tuple[int, int | None] | None = None  # a hold's number and first step, see Hold
-        self._asked: dict[int, Slot] = {}  # the lowest slot that a rank asked for at first
-        self._given: dict[int, int] = {}  # the first step of which a rank was given nothing
+        self._reach = Reach(self._bucket_of)
         self._version = -1
         self._closed: Reply | None = None
         self._failed: Reply | None = None  # the answer for steps that will never be planned
@@ -129,7 +125,7 @@ class ConstructorActor:
             return refused
         self._acknowledge(rank, mark)
         slot = (slot[0], slot[1])  # it may have travelled as a list
-        self._hear(rank, slot)
+        self._reach.hear(rank, slot)
         bucket = self._bucket_of[rank]
 
         def ready() -> Plan | Reply | None:
@@ -199,13 +195,13 @@ class ConstructorActor:
             # The trainer joined by a watermark from before the last word of the one it follows. It
             # can begin behind that once the supervisor knows it.
             return None if self._unreported() else reply("behind")
-        if self._is_held(slot):
+        if self._reach.is_held(slot):
             return None
         plan = self._plans.get(slot[0])
         if plan is None:
             return self._failed
         if plan.end:
-            self._given[rank] = plan.step
+            self._reach.gave(rank, plan.step)
             return reply("end", step=plan.step)
         if slot[1] >= plan.num_microbatches:
             return reply("step_over", num_microbatches=plan.num_microbatches)
@@ -223,8 +219,7 @@ class ConstructorActor:
     ) -> Reply:
         """Return the batch of one rank: its slice, or less where it needs no tokens of its own."""
         step, microbatch = slot
-        self._given[rank] = max(step + 1, self._given.get(rank, 0))
-        tree, strategy = self._spec.topology, self._spec.strategy
+        self._reach.gave(rank, step + 1)
         share = self._shelf.give(slot, bucket, rank)
         mine, num_targets = self._builder.for_rank(share, rank, plan)
         header: dict[str, Any] = {
@@ -237,15 +232,8 @@ class ConstructorActor:
         if with_plan:
             header["plan"] = step_header(plan)
         ids = span_ids(plan, plan.rows_of(bucket, microbatch))
-        unread: set[str] = set()
-        if not embeds(tree, strategy.axis, rank):
-            unread.update(map(index_key, self._spec.modalities))
-        have = [key for key in mine if key not in unread]
-        sent = keys_sent(tree, rank, strategy.broadcast_axes, strategy.axis, have, keys)
-        own = own_arrays(share, rank)
-        wanted = {key: mine[key] for key in sent}
-        wanted |= {key: own[key] for key in own if keys is None or key in keys}
-        return reply("batch", {**wanted, "ids": ids}, **header)
+        sent = self._builder.sent(share, mine, rank, keys)
+        return reply("batch", {**sent, "ids": ids}, **header)
 
     @property
     def _low(self) -> Watermark:
@@ -254,7 +242,7 @@ class ConstructorActor:
         return min(marks, default=(max(self._plans, default=0), 0))
 
     def _waiting_for(self, slot: Slot) -> str:
-        if self._is_held(slot):
+        if self._reach.is_held(slot):
             return "the other ranks to finish the steps before the topology changes"
         if slot[0] not in self._plans:
             return f"the plan of step {slot[0]}"
@@ -297,42 +285,15 @@ class ConstructorActor:
                     self._reported.update(news)
                 self._changed.set()
 
-    # Delivery that is held back ---------------------------------------------------------------
-
-    def _hear(self, rank: int, slot: Slot) -> None:
-        """Note where a rank began to ask: its trainer has nothing from there on."""
-        if rank not in self._asked or slot < self._asked[rank]:
-            self._asked[rank] = slot
-            self._changed.set()
-
-    def _is_held(self, slot: Slot) -> bool:
-        return self._held is not None and (self._held[1] is None or slot[0] >= self._held[1])
-
     async def _report_reach(self) -> None:
-        """Tell the supervisor, once for every hold, of which step nothing was given out.
-
-        What an earlier life of this constructor gave out, the trainers say by what they ask for.
-        """
-        reported = None
-
-        def due() -> int | None:
-            held = self._held
-            if held is None or held[1] is not None or held[0] == reported:
-                return None
-            older = self._older or frozenset()
-            silent = {rank for rank, token in self._tokens.items() if token in older}
-            return None if silent & self._bucket_of.keys() - self._asked.keys() else held[0]
-
+        """Tell the supervisor, once for every hold, of which step nothing was given out."""
         while self._closed is None:
-            number = await self._changed.wait_until(due, FOLLOW_S)
+            number = await self._changed.wait_until(lambda: self._reach.due(self._tokens), FOLLOW_S)
             if number is not None:
-                begun = [step + (microbatch > 0) for step, microbatch in self._asked.values()]
-                begun += [step + (microbatch > 0) for step, microbatch in self._marks.values()]
-                step = max([*self._given.values(), *begun])
+                step = self._reach.report(number, self._marks.values())
                 await self._partners.supervisor(
                     "reached", incarnation=self._incarnation, number=number, step=step
                 )
-                reported = number
 
     # Plans and payload ------------------------------------------------------------------------
 
@@ -349,16 +310,14 @@ class ConstructorActor:
                 wait_s=FOLLOW_S,
             )
             if news["status"] == "closed":
-                self._close(reply("closed", _error_array(news), reason=news["reason"]))
+                self._close(closed(news["reason"], news["error"]))
                 return
             if news["error"]:
-                self._failed = reply("closed", _error_array(news), reason="it failed")
+                self._failed = closed("it failed", news["error"])
             self._version = news["version"]
             self._tokens = dict(news["tokens"])
             self._trusted_until = asked + TRUST_S
-            if self._older is None:
-                self._older = frozenset(self._tokens.values())
-            self._held = None if news["hold"] is None else tuple(news["hold"])
+            self._reach.hold(news["hold"], self._tokens)
             if news["generation"] != self._generation:
                 self._restart(news)
             for data in news["plans"]:
@@ -375,8 +334,7 @@ class ConstructorActor:
             task.cancel()
         self._plans.clear()
         self._shelf.clear()
-        self._asked.clear()
-        self._given.clear()
+        self._reach.clear()
         self._generation = news["generation"]
         marks = {rank: (step, microbatch) for rank, step, microbatch in news["marks"]}
         self._marks = {rank: marks[rank] for rank in self._bucket_of}
@@ -436,11 +394,5 @@ class ConstructorActor:
                 return self._close(reply("moved"))
             logger.exception("constructor of %s failed", self._run)
             data = pack_error(error)
-            self._close(reply("closed", _error_array({"error": data}), reason=str(error)))
+            self._close(closed(str(error), data))
             await self._partners.supervisor("fail", incarnation=self._incarnation, error=data)
-
-
-def _error_array(news: dict[str, Any]) -> Reply:
-    """Return the packed error of a failed run as an array, if it failed."""
-    data = news.get("error")
-    return {"error": np.frombuffer(data, np.uint8)} if data else {}

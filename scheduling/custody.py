@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from megadask.scheduling.errors import LostError, ServiceError, pack_error
-from megadask.scheduling.record import Owner, RunRecord
+from megadask.scheduling.life import Owner
+from megadask.scheduling.record import RunRecord
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run
 

@@ -56,6 +56,12 @@ def reply(status: str, payload: Mapping[str, NDArray[Any]] | None = None, **head
     return {"header": np.frombuffer(text.encode(), np.uint8), **(payload or {})}
 
 
+def closed(reason: str, error: bytes | None) -> Reply:
+    """Return the answer that the run is over; error: packed, what it failed with."""
+    payload = {"error": np.frombuffer(error, np.uint8)} if error else {}
+    return reply("closed", payload, reason=reason)
+
+
 def read_reply(answer: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], Reply]:
     """Split an answer into its header and its arrays."""
     header = json.loads(answer["header"].tobytes())

@@ -6,23 +6,21 @@ acts on what it says. Every change is by compare-and-set on (generation, incarna
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from megadask.planner.errors import ConfigError
-from megadask.planner.ledger import Ledger
 from megadask.planner.plan import Plan
 from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.agreement import Agreement
-from megadask.scheduling.errors import ClaimError, ReshardedError, ServiceError, StaleError
+from megadask.scheduling.claims import Claim, Claims
+from megadask.scheduling.delivered import Delivered
+from megadask.scheduling.errors import ServiceError, StaleError
 from megadask.scheduling.history import chain, summary
 from megadask.scheduling.hold import Hold
+from megadask.scheduling.life import Owner
 from megadask.scheduling.passes import Passes
 from megadask.scheduling.point import Point
 
@@ -30,27 +28,6 @@ from megadask.scheduling.point import Point
 Watermark = tuple[int, int]
 #: So many events are kept for `stats`.
 MOST_NEWS = 1000
-
-
-@dataclass(frozen=True)
-class Owner:
-    """One life of one role, on one worker."""
-
-    address: str
-    incarnation: str
-
-
-@dataclass
-class Claim:
-    """The trainer that a rank belongs to: its Dask client, its process, and its token.
-
-    is_successor: whether the rank had another trainer before.
-    """
-
-    client: str
-    process: str
-    token: str
-    is_successor: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +70,6 @@ class RunRecord:
         The pass that the generation is of.
     hold
         What constructors hold back while the topology is about to change.
-    resharded
-        Token of a trainer of an earlier topology to the first step of the one after it.
     """
 
     name: str
@@ -110,13 +85,12 @@ class RunRecord:
     plans: dict[int, Committed] = field(default_factory=dict)
     next_step: int = 0
     events: list[MixtureEvent] = field(default_factory=list)
-    claims: dict[int, Claim] = field(default_factory=dict)
+    claims: Claims = field(init=False)
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     agreement: Agreement = field(init=False)
     passes: Passes = field(init=False)
     pass_number: int = 0
     hold: Hold | None = None
-    resharded: dict[str, int] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     draw_digest: str = ""
     assignment_digest: str = ""
@@ -142,7 +116,7 @@ class RunRecord:
         self._num_holds = 0
         self.agreement = Agreement(self.name, self.topology.world_size)
         self.passes = Passes(self.topology.world_size)
-        self._had_trainers: set[int] = set()
+        self.claims = Claims(self.name)
         self.open_generation(self.origin)
 
     # The planner ------------------------------------------------------------------------------
@@ -167,11 +141,13 @@ class RunRecord:
             range(self.topology.world_size), (origin.step, origin.microbatch)
         )
         self._state_before = {origin.step: origin.state}
-        # The pipeline may have sources that the state does not know.
-        self._ledger = Ledger(check_lanes(PlannerState.from_json(origin.state), self.lanes))
-        self._audited = dict(self.watermarks)
         buckets = range(self.topology.num_buckets(self.axis))
-        self._ranks_of_bucket = [self.topology.ranks_of(bucket, self.axis) for bucket in buckets]
+        self._delivered = Delivered(
+            # The pipeline may have sources that the state does not know.
+            check_lanes(PlannerState.from_json(origin.state), self.lanes),
+            [self.topology.ranks_of(bucket, self.axis) for bucket in buckets],
+            self.watermarks,
+        )
 
     @property
     def ended(self) -> bool:
@@ -212,8 +188,7 @@ class RunRecord:
         self.plans[step] = Committed(data, plan)
         self.next_step = step + 1
         self._state_before[step + 1] = plan.state
-        state = PlannerState.from_json(plan.state)
-        self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0, state)
+        self._delivered.plan(plan)
         self.draw_digest = chain(self.draw_digest, plan.draw_digest)
         self.assignment_digest = chain(self.assignment_digest, plan.assignment_digest)
         self.num_tokens += plan.num_tokens
@@ -262,12 +237,10 @@ class RunRecord:
     def reshard(self, step: int, topology: ClientPlaceTree, axis: Any) -> None:
         """Go on with ``step``, of which nothing was delivered, on another topology."""
         assert self.low >= (step, 0)
-        self.resharded |= dict.fromkeys((claim.token for claim in self.claims.values()), step)
-        self.claims.clear()
+        self.claims.retire(step)
         self.topology, self.axis = topology, axis
         self.agreement = Agreement(self.name, topology.world_size)
         self.passes = Passes(topology.world_size)
-        self._had_trainers.clear()
         self.hold = None
         self.open_generation(Point(step=step, state=self._state_before[step]))
 
@@ -307,20 +280,10 @@ class RunRecord:
         Raises ConfigError outside the mesh, ClaimError if another process has it.
         """
         self.check_rank(rank)
-        held = self.claims.get(rank)
-        if held is not None and held.process != process and not force:
-            raise ClaimError(
-                f"rank {rank} of {self.name} belongs to another trainer",
-                got=f"process {process}",
-                limit=f"process {held.process}",
-                remedy="Close that loader, or take the rank with connect(force=True).",
-            )
-        token = uuid.uuid4().hex
-        self.claims[rank] = Claim(client, process, token, is_successor=rank in self._had_trainers)
-        self._had_trainers.add(rank)
+        claim = self.claims.take(rank, client, process, force=force)
         self.agreement.left(rank)
         self.passes.left(rank)
-        return self.claims[rank]
+        return claim
 
     def check_rank(self, rank: int) -> None:
         """Raise ConfigError if the mesh has no such rank."""
@@ -333,29 +296,14 @@ class RunRecord:
                 remedy="Check ClientPlaceTree(dp=, pp=, cp=, tp=) and the launcher's world size.",
             )
 
-    def check_token(self, rank: int, token: str) -> None:
-        """Raise ClaimError if the rank was taken over, ReshardedError if it is of another mesh."""
-        if token in self.resharded:
-            raise ReshardedError(
-                f"{self.name} has another topology from step {self.resharded[token]} on",
-                remedy="Connect again, with the rank that this process has in it.",
-            )
-        claim = self.claims.get(rank)
-        if claim is None or claim.token != token:
-            raise ClaimError(
-                f"rank {rank} of {self.name} no longer belongs to this trainer",
-                remedy="Another trainer took it, or its lease lapsed; connect again.",
-            )
-
     def leave(self, rank: int, token: str) -> None:
         """Give a rank back."""
-        claim = self.claims.get(rank)
-        if claim is not None and claim.token == token:
+        if self.claims.holds(rank, token):
             self._free(rank)
 
     def drop_client(self, client: str) -> None:
         """Free the ranks of a trainer that is gone."""
-        lost = [rank for rank, claim in self.claims.items() if claim.client == client]
+        lost = self.claims.of_client(client)
         for rank in lost:
             self._free(rank)
         if lost and not self.claims:
@@ -381,7 +329,7 @@ class RunRecord:
             if self.watermarks[rank] < mark and self._is_committed(mark):
                 self.watermarks[rank] = mark
                 self.agreement.moved(rank)
-        self._audit_delivered()
+        self._delivered.deliver(self._open_plans, self.watermarks)
         # Where a rank stands can always be told, also of one that is done with its pass.
         held = {step for step, _ in self.watermarks.values()}
         for step in [step for step in self._state_before if step < self.low[0]]:
@@ -428,7 +376,7 @@ class RunRecord:
 
         Raises StateError naming the ranks when they wait for unlike points.
         """
-        self.check_token(rank, token)
+        self.claims.check(rank, token)
         return self.agreement.ask(rank, point, self.stands_at, waits=waits)
 
     def may_go_on(self, rank: int, point: Point) -> bool:
@@ -439,37 +387,14 @@ class RunRecord:
         """Note spans of a committed plan that a filler stands in for."""
         committed = self.plans.get(step)
         if generation == self.generation and committed is not None:
-            self._ledger.fill(committed.plan.table.take(np.array(rows, np.int64)))
+            self._delivered.fill(committed.plan, rows)
 
     # What users ask ---------------------------------------------------------------------------
 
     def audit(self) -> dict[str, Any]:
         """Return committed plans times watermarks, per source."""
-        pending = []
-        for committed in self.plans.values():
-            plan = committed.plan
-            due_N = plan.microbatch_N >= self._done_B(plan, self.watermarks)[plan.bucket_N]
-            pending.append(plan.table.take((plan.bucket_N >= 0) & due_N))
-        return self._ledger.report(pending, self.unread)
+        return self._delivered.report(self._open_plans, self.watermarks, self.unread)
 
-    def _audit_delivered(self) -> None:
-        """Enter in the ledger what all ranks of a bucket have acknowledged since the last time."""
-        for step, committed in self.plans.items():
-            if step > max(self.watermarks.values())[0]:
-                continue
-            plan = committed.plan
-            first_N = self._done_B(plan, self._audited)[plan.bucket_N]
-            stop_N = self._done_B(plan, self.watermarks)[plan.bucket_N]
-            between_N = (first_N <= plan.microbatch_N) & (plan.microbatch_N < stop_N)
-            self._ledger.deliver(plan.table, np.flatnonzero((plan.bucket_N >= 0) & between_N))
-        self._audited = dict(self.watermarks)
-
-    def _done_B(self, plan: Plan, marks: Mapping[int, Watermark]) -> NDArray[np.int64]:
-        """Return (B,) how many microbatches of a plan all ranks of each bucket have behind them."""
-        lowest = [min(marks[rank] for rank in ranks) for ranks in self._ranks_of_bucket]
-        return np.array(
-            [
-                plan.num_microbatches * (step > plan.step) + microbatch * (step == plan.step)
-                for step, microbatch in lowest
-            ]
-        )
+    @property
+    def _open_plans(self) -> list[Plan]:
+        return [committed.plan for committed in self.plans.values()]

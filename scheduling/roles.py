@@ -17,8 +17,8 @@ from distributed import Client, Scheduler, Variable
 
 from megadask.scheduling.constructor_actor import ConstructorActor
 from megadask.scheduling.errors import LostError, WorkerError
+from megadask.scheduling.life import Owner
 from megadask.scheduling.planner_actor import PlannerActor
-from megadask.scheduling.record import Owner
 from megadask.scheduling.wire import LOADER_HOST, Signal, within
 
 logger = logging.getLogger(__name__)

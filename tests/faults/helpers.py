@@ -9,7 +9,8 @@ from typing import Any
 from distributed import Client, LocalCluster
 
 import megadask as md
-from megadask.scheduling.record import Owner, RunRecord
+from megadask.scheduling.life import Owner
+from megadask.scheduling.record import RunRecord
 from megadask.scheduling.wire import SUPERVISOR
 from tests.conftest import wait_until
 from tests.megadask.helpers.ranks import run

@@ -21,6 +21,7 @@ from megadask.planner.weights import quantise
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.feed import SourceFeed
 from megadask.scheduling.loader_host import _describe
+from megadask.scheduling.mirror import Mirror
 from megadask.scheduling.owners import LoaderAddress, Partners
 from megadask.scheduling.reading import BadRecord
 from megadask.scheduling.source_loader import SourceLoader
@@ -41,6 +42,9 @@ class LocalPartners:
             LoaderAddress(tuple(lanes[first::num_loaders]), str(first), str(first))
             for first in range(num_loaders)
         ]
+
+    def shadows(self, source: str) -> list[LoaderAddress]:
+        return []
 
     async def loaders(self, source: str) -> list[LoaderAddress]:
         return self._owners
@@ -78,7 +82,8 @@ def feed_of(
 ) -> SourceFeed:
     state = state or PlannerState.initial({"a": spec.lanes}).sources["a"]
     partners = cast(Partners, LocalPartners(spec, num_loaders))
-    return SourceFeed("a", state, partners, epochs, overrides or {})
+    mirror = Mirror(partners, "planner")
+    return SourceFeed("a", state, partners, epochs, overrides or {}, mirror)
 
 
 def fetch_all(feed: SourceFeed, step: int = 5) -> Rows:

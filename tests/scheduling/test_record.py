@@ -21,8 +21,9 @@ from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.errors import ClaimError, ServiceError, StaleError
+from megadask.scheduling.life import Owner
 from megadask.scheduling.point import Point
-from megadask.scheduling.record import Owner, RunRecord
+from megadask.scheduling.record import RunRecord
 from tests.fakes import Driver, MemorySource, Record, initial_state, ok, without
 from tests.strategies import few_laws
 
@@ -627,14 +628,14 @@ def test_a_rank_belongs_to_one_process() -> None:
     again = record.join(0, "client-3", "host:1", force=False)
     assert again.token != first.token
     with pytest.raises(ClaimError, match="rank 0"):
-        record.check_token(0, first.token)
-    record.check_token(0, again.token)
+        record.claims.check(0, first.token)
+    record.claims.check(0, again.token)
     taken = record.join(0, "client-2", "host:2", force=True)
     record.leave(0, again.token)  # an old token gives nothing back
-    record.check_token(0, taken.token)
+    record.claims.check(0, taken.token)
     record.leave(0, taken.token)
     with pytest.raises(ClaimError):
-        record.check_token(0, taken.token)
+        record.claims.check(0, taken.token)
 
 
 def test_a_client_that_is_gone_frees_its_ranks() -> None:

@@ -649,5 +649,6 @@ def test_fixed_has_documents_whole_and_serves_any_part_of_them() -> None:
 def test_fixed_refuses_a_loss_mask_and_names_the_record() -> None:
     shards = [documents(3), [{"tokens": np.arange(4), "loss_mask": np.ones(4)}]]
     made = loader(*shards, batching=Fixed(seq_len=4, global_batch=1))
-    with pytest.raises(ConfigError, match=r"'web'.*loss_mask.*memory#1, row 0.*Packed"):
+    with pytest.raises(ConfigError, match=r"Fixed cuts anywhere.*loss_mask.*Packed") as caught:
         everything(made)
+    assert caught.value.__notes__ == ["MegaDask: source 'web', shard memory#1, row 0"]

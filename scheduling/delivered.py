@@ -1,0 +1,79 @@
+"""What of the committed plans was delivered: plans times watermarks, entered in a ledger.
+
+Axis: B buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megadask.planner.ledger import Ledger
+from megadask.planner.plan import Plan
+from megadask.planner.state import PlannerState
+
+Marks = Mapping[int, tuple[int, int]]  # rank to the first (step, microbatch) not acknowledged
+
+
+class Delivered:
+    """The audit of one generation (rule 11).
+
+    Parameters
+    ----------
+    state
+        Where it began.
+    ranks_of_bucket
+        (B,) the ranks that share each bucket: it is delivered once all of them acknowledged it.
+    marks
+        Where the ranks began.
+    """
+
+    def __init__(
+        self, state: PlannerState, ranks_of_bucket: Sequence[Sequence[int]], marks: Marks
+    ) -> None:
+        self._ledger = Ledger(state)
+        self._ranks_of_bucket = ranks_of_bucket
+        self._audited = dict(marks)
+
+    def plan(self, plan: Plan) -> None:
+        """Enter a plan that was committed."""
+        state = PlannerState.from_json(plan.state)
+        self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0, state)
+
+    def fill(self, plan: Plan, rows: Sequence[int]) -> None:
+        """Enter spans of a plan that a filler stands in for."""
+        self._ledger.fill(plan.table.take(np.array(rows, np.int64)))
+
+    def deliver(self, plans: Iterable[Plan], marks: Marks) -> None:
+        """Enter what all ranks of a bucket have acknowledged since the last time."""
+        for plan in plans:
+            if plan.step > max(marks.values())[0]:
+                continue
+            first_N = self._done_B(plan, self._audited)[plan.bucket_N]
+            stop_N = self._done_B(plan, marks)[plan.bucket_N]
+            between_N = (first_N <= plan.microbatch_N) & (plan.microbatch_N < stop_N)
+            self._ledger.deliver(plan.table, np.flatnonzero((plan.bucket_N >= 0) & between_N))
+        self._audited = dict(marks)
+
+    def report(
+        self, plans: Iterable[Plan], marks: Marks, unread: Mapping[str, int | None]
+    ) -> dict[str, Any]:
+        """Return the audit, per source; plans: all that some rank has not acknowledged."""
+        pending = []
+        for plan in plans:
+            due_N = plan.microbatch_N >= self._done_B(plan, marks)[plan.bucket_N]
+            pending.append(plan.table.take((plan.bucket_N >= 0) & due_N))
+        return self._ledger.report(pending, unread)
+
+    def _done_B(self, plan: Plan, marks: Marks) -> NDArray[np.int64]:
+        """Return (B,) how many microbatches of a plan all ranks of each bucket have behind them."""
+        lowest = [min(marks[rank] for rank in ranks) for ranks in self._ranks_of_bucket]
+        return np.array(
+            [
+                plan.num_microbatches * (step > plan.step) + microbatch * (step == plan.step)
+                for step, microbatch in lowest
+            ]
+        )
