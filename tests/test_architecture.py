@@ -38,6 +38,7 @@ MAY_IMPORT_TORCH = (
         "megadask/loader.py",
         "megadask/groups.py",
         "megadask/presets.py",
+        "megadask/ranks.py",
         "megadask/tensors.py",
     ),
     "megadask/demo/",
