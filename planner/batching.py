@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.checks import is_integer
+from megadask.planner.checks import check_integer, is_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import Field, aligned_fields, position_field
 from megadask.planner.schedule import StepSchedule
@@ -59,10 +59,7 @@ class Batching(ABC):
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "micro_batch", "pad_to_multiple", "sequences", "position_axes"):
-            if not is_integer(getattr(self, name), 1):
-                raise ConfigError(
-                    self.says(name), got=repr(getattr(self, name)), limit="an integer >= 1"
-                )
+            check_integer(self.says(name), getattr(self, name), 1)
         number = self.global_batch
         is_batch = is_integer(number, 1) and number <= MOST_PACKS
         if not is_batch and not isinstance(number, StepSchedule):

@@ -21,6 +21,15 @@ def check_integer(what: str, value: Any, least: int) -> None:
 
 def check_number(what: str, value: Any, least: int) -> None:
     """Raise ConfigError naming what is not a finite number, or below the least."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not least <= value < math.inf:
+    if not _is_number(value) or not least <= value < math.inf:
         raise ConfigError(what, got=repr(value), limit=f"a number >= {least}")
+
+
+def check_above_0(what: str, value: Any) -> None:
+    """Raise ConfigError naming what is not a finite number above 0."""
+    if not _is_number(value) or not 0 < value < math.inf:
+        raise ConfigError(what, got=repr(value), limit="a number above 0")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import check_above_0
 from megadask.planner.errors import ConfigError
 from megadask.transforms.images import check_counts
 from megadask.transforms.transform import InPlace, Record, Sample, TransformError, column_of
@@ -73,8 +74,7 @@ class LogMel(InPlace):
                 got=self.sample_rate,
                 limit=f"{_RATES[0]} to {_RATES[-1]}",
             )
-        if not 0 < self.max_seconds < math.inf:
-            raise ConfigError("LogMel(max_seconds=)", got=repr(self.max_seconds), limit="> 0")
+        check_above_0("LogMel(max_seconds=)", self.max_seconds)
         if not (mel_bands(self.sample_rate, self.window, self.n_mels).sum(axis=0) > 0).all():
             raise ConfigError(
                 "LogMel(n_mels=)",
