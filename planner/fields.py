@@ -9,9 +9,18 @@ import numpy as np
 
 from megadask.planner.errors import ConfigError
 
+#: What a batch says of where it stands: known when it is built.
+PLACE_KEYS = ("sample_ids", "spans", "step", "microbatch")
+#: What a batch says of its step and of its rank.
+COUNT_KEYS = ("is_last", "num_loss_tokens", "num_loss_tokens_step", "cp_layout")
+#: Names that a reply with a batch uses on its way.
+WIRE_KEYS = ("ids", "header", "error")
 #: Keys that a batch has in any case, or may have: no field may be called so.
 RESERVED = frozenset(
     (
+        *PLACE_KEYS,
+        *COUNT_KEYS,
+        *WIRE_KEYS,
         "tokens",
         "labels",
         "loss_mask",
@@ -24,17 +33,6 @@ RESERVED = frozenset(
         "num_sequences",
         "sequences",
         "extras",
-        "sample_ids",
-        "spans",
-        "ids",
-        "header",
-        "error",
-        "step",
-        "microbatch",
-        "is_last",
-        "num_loss_tokens",
-        "num_loss_tokens_step",
-        "cp_layout",
     )
 )
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
+from megadask.planner.fields import COUNT_KEYS, PLACE_KEYS, WIRE_KEYS
 from megadask.planner.ids import SampleId
 from megadask.scheduling.errors import ServiceError
 from megadask.scheduling.extras import decode, encode_row, join_rows
@@ -18,14 +19,8 @@ from megadask.scheduling.samples import EXTRAS
 
 Arrays = dict[str, NDArray[Any]]
 
-#: What the function finds in its batch beside arrays; what it returns under these names is not
-#: looked at.
-FACTS = ("sample_ids", "spans", "step", "microbatch")
 #: Names that batches use otherwise.
-TAKEN = (
-    *("ids", "header", "error"),
-    *("is_last", "num_loss_tokens", "num_loss_tokens_step", "cp_layout"),
-)
+TAKEN = (*COUNT_KEYS, *WIRE_KEYS)
 
 
 class Collator:
@@ -82,7 +77,7 @@ class Collator:
             raise _no_batch("it returned", type(returned).__name__, "a dict of numpy arrays")
         made: Arrays = {}
         for name, value in returned.items():
-            if name in FACTS:
+            if name in PLACE_KEYS:  # it found them there, and may pass them on
                 continue
             if not isinstance(name, str) or not name or name in TAKEN or name.startswith("."):
                 raise _no_batch("a key", repr(name), "a text that no fact of a batch has")

@@ -10,7 +10,7 @@ from typing import Any
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.batched import transformed_ahead
 from megadask.scheduling.lanes import Read, judge, lane_shards, ordered_rows, where_is
-from megadask.scheduling.reading import TruncatedShard
+from megadask.scheduling.reading import TruncatedShard, close_rows
 from megadask.scheduling.shuffle import Row, size_of
 from megadask.scheduling.spec import SourceSpec
 
@@ -142,6 +142,4 @@ class Forward:
 
     def _drop(self, lane: int, opened: _Open) -> None:
         self._open[lane].remove(opened)
-        close = getattr(opened.rows, "close", None)
-        if close is not None:
-            close()
+        close_rows(opened.rows)

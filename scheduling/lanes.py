@@ -20,7 +20,7 @@ from megadask.planner.state import LaneCursor
 from megadask.scheduling.batched import Outcome, transformed_ahead
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.known import Entry
-from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard
+from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard, close_rows
 from megadask.scheduling.samples import Sample, check_sample
 from megadask.scheduling.shuffle import BlockOrder, Row, rows_of_block, shard_order, shuffled
 from megadask.scheduling.spec import SourceSpec
@@ -198,9 +198,7 @@ def shard_rows(
             time.sleep(delay)
             continue
         finally:
-            close = getattr(records, "close", None)
-            if close is not None:
-                close()
+            close_rows(records)
         return
 
 

@@ -100,3 +100,10 @@ def fingerprint_shards(shards: Iterable[Shard]) -> str:
     """Return a hash of names, row counts and sizes: what `Reader.fingerprint` promises."""
     listing = [[shard.name, shard.rows, shard.size_bytes] for shard in shards]
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]
+
+
+def close_rows(rows: Any) -> None:
+    """Close an iterator of rows, and so the file behind it, if it is one that can be closed."""
+    close = getattr(rows, "close", None)
+    if close is not None:
+        close()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.scheduling.reading import Shard, TruncatedShard
+from megadask.scheduling.reading import Shard, TruncatedShard, close_rows
 
 #: Rows of a block with ``shuffle=True``.
 BLOCK_ROWS = 1000
@@ -116,14 +116,14 @@ def shuffled(
                 try:
                     part = _Part.of(again, order.ranks(block), num_rows, first, behind=part.last)
                 finally:
-                    _close(again)
+                    close_rows(again)
             if end is not None:
                 yield first + (len(numbers) if numbers else served), first + served, end
             if num_rows < order.rows:
                 return
             block, passed = block + 1, 0
     finally:
-        _close(rows)
+        close_rows(rows)
 
 
 class _Part:
@@ -201,9 +201,3 @@ def _raw(key: Sequence[int], domain: int, count: int) -> NDArray[np.uint64]:
     # What a Generator makes of them may change between versions of NumPy; raw numbers do not.
     seed = np.random.SeedSequence(list(key), spawn_key=(domain,))
     return np.asarray(np.random.Philox(seed).random_raw(count))
-
-
-def _close(rows: Iterator[Any]) -> None:
-    close = getattr(rows, "close", None)
-    if close is not None:
-        close()

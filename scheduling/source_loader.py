@@ -27,6 +27,7 @@ from megadask.scheduling.fillers import Planned, failure, filler
 from megadask.scheduling.forward import Forward
 from megadask.scheduling.item_payload import served_items
 from megadask.scheduling.lanes import Read, check_failures, describe_lane, read_rows
+from megadask.scheduling.reading import close_rows
 from megadask.scheduling.samples import (
     Sample,
     item_lengths,
@@ -177,7 +178,7 @@ class SourceLoader:
     def _close_lane(self, lane: int) -> None:
         opened = self._open.pop(lane, None)
         if opened is not None:
-            _close(opened.reads)
+            close_rows(opened.reads)
 
     def _spans(self, epoch: int, lane: int, read: Read) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a record: SPAN_COLUMNS, the scalars, the item lengths by modality."""
@@ -277,7 +278,7 @@ class SourceLoader:
                 self.num_rereads += self._forward is None
                 key = (epoch, lane, read.position)
                 found[key] = self._checked(key, read, missing[key][1])
-            _close(reads)
+            close_rows(reads)
         for key, (cursor, _) in missing.items():
             if key not in found:
                 raise _changed(self.spec, key, f"shard {cursor.shard} ends before row {cursor.row}")
@@ -342,9 +343,3 @@ def _check_whole(what: str, tokens: int, batching: Batching) -> None:
             limit=f"at most seq_len={batching.seq_len}",
             remedy='Choose a longer seq_len, or overflow="drop".',
         )
-
-
-def _close(reads: Iterator[Any]) -> None:
-    close = getattr(reads, "close", None)
-    if close is not None:
-        close()

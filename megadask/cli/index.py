@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import sys
 from collections.abc import Iterable, Mapping
-from importlib import import_module
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import megadask as md
+from megadask.cli.sources import OBJECT, count, import_from_here, imported, transform_of
 
 if TYPE_CHECKING:
     from megadask.indexing.index import Indexed
     from megadask.pipeline import Pipeline
     from megadask.source import Source
-
-_OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,35 +37,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="bytes",
         help="of files: bytes, the path of a tokenizer.json, or MODULE:NAME of a transform",
     )
-    add("--workers", type=_count, default=1, help="processes that read shards")
+    add("--workers", type=count, default=1, help="processes that read shards")
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Write the indexes, and say what is in them; return the exit code."""
     from megadask.indexing.known import ignored_indexes
 
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    if len(options.sources) == 1 and _OBJECT.fullmatch(options.sources[0]):
+    import_from_here()
+    if len(options.sources) == 1 and OBJECT.fullmatch(options.sources[0]):
         with ignored_indexes():
             sources, pipeline = _declared(imported(options.sources[0]), options.sources[0])
             return _write(sources, pipeline, options)
     if options.column is None and ":" not in options.transform:
         parser.error("files need --column, or a transform of your own")
     return _write([_of_files(options)], None, options)
-
-
-def imported(path: str) -> Any:
-    """Return what MODULE:NAME names. Raises ConfigError where there is no such thing."""
-    module, _, name = path.partition(":")
-    try:
-        return attrgetter(name)(import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise md.errors.ConfigError(
-            "nothing to import",
-            got=f"{path!r}: {error}",
-            limit="MODULE:NAME of a module in this folder, or of one that is installed",
-        ) from error
 
 
 def _declared(found: Any, name: str) -> tuple[list[Source], Pipeline | None]:
@@ -97,15 +77,9 @@ def _of_files(options: argparse.Namespace) -> Source:
     from megadask.indexing.file_lengths import reader_of
 
     reader = reader_of(options.sources, None if options.column is None else [options.column])
-    return md.Source("data", reader, transform=_transform(options.transform, options.column))
-
-
-def _transform(text: str, column: str | None) -> Any:
-    if text == "bytes":
-        return md.transforms.Bytes(column or "text")
-    if _OBJECT.fullmatch(text):
-        return imported(text)
-    return md.transforms.Tokenizer(text, column or "text")
+    return md.Source(
+        "data", reader, transform=transform_of(options.transform, options.column or "text")
+    )
 
 
 def _write(sources: list[Source], pipeline: Pipeline | None, options: argparse.Namespace) -> int:
@@ -149,9 +123,3 @@ def _describe(name: str, done: Indexed) -> str:
             words.append(f"{count:,} {what}")
     first = f" (the first: {done.first_reason})" if done.first_reason else ""
     return f"{name}: {', '.join(words)}{first}; in {done.url}"
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, expected an integer >= 1")
-    return int(text)

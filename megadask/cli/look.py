@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import megadask as md
-from megadask.cli.sources import count, named_paths, natural
+from megadask.cli.sources import OBJECT, count, import_from_here, named_paths, natural, transform_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--column", default="text", help="column of the texts, or of the tokens")
     add("--tokens", action="store_true", help="the column holds lists of tokens")
-    add("--tokenizer", metavar="PATH", help="tokenizer.json for the texts; without it, bytes")
+    add(
+        "--transform",
+        default="bytes",
+        help="bytes, the path of a tokenizer.json, or MODULE:NAME of a transform",
+    )
     add("--records", type=count, default=1000, help="records of a source to read")
     add(
         "--first",
@@ -53,8 +57,8 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
     Raises ConfigError where a source has no sample at all.
     """
-    if options.tokens and options.tokenizer:
-        parser.error("--tokens and --tokenizer exclude each other")
+    if options.tokens and options.transform != "bytes":
+        parser.error("--tokens and --transform exclude each other")
     if options.plot and not options.plot.absolute().parent.is_dir():
         parser.error(f"--plot: there is no folder {options.plot.absolute().parent}")
     from rich.console import Console
@@ -65,15 +69,16 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     given = [weight for weight in weights.values() if weight is not None]
     if given:
         raise md.errors.ConfigError("a source of look has no weight", got=given)
-    transform: Any = md.transforms.Bytes(options.column)
+    import_from_here()
+    transform = transform_of(options.transform, options.column)
     if options.tokens:
         transform = Ids(options.column)
-    elif options.tokenizer:
-        transform = md.transforms.Tokenizer(options.tokenizer, options.column)
+    # A transform of somebody's own may read others.
+    columns = None if OBJECT.fullmatch(options.transform) else [options.column]
     console = Console(highlight=False, markup=False, soft_wrap=True)
     looks = {}
     for name, globs in paths.items():
-        source = md.Source(name, reader_of(globs, [options.column]), transform=transform)
+        source = md.Source(name, reader_of(globs, columns), transform=transform)
         found = md.look(source, options.records, spread=not options.first, samples=options.samples)
         looks[name] = found[name]
         console.print(repr(found))

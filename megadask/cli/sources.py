@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import megadask as md
@@ -18,6 +22,8 @@ MIXES = ("longctx", "mixed", "vl", "web")
 #: [NAME=]GLOB[:WEIGHT] and [NAME=]lognormal:MEDIAN,SIGMA[:WEIGHT].
 _NUMBER = r"\d+(?:\.\d*)?"
 _FILES = re.compile(rf"(?:([\w.-]+)=)?(.+?)(?::({_NUMBER}))?")
+#: MODULE:NAME of something to import.
+OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _LAW = re.compile(rf"(?:([\w.-]+)=)?lognormal:({_NUMBER}),({_NUMBER})(?::({_NUMBER}))?")
 
 
@@ -128,6 +134,34 @@ def named_paths(texts: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, s
         weighted[name or "data"] = weight
     _check_weights(weighted)
     return paths, weighted
+
+
+def imported(path: str) -> Any:
+    """Return what MODULE:NAME names. Raises ConfigError where there is no such thing."""
+    module, _, name = path.partition(":")
+    try:
+        return attrgetter(name)(import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise md.errors.ConfigError(
+            "nothing to import",
+            got=f"{path!r}: {error}",
+            limit="MODULE:NAME of a module in this folder, or of one that is installed",
+        ) from error
+
+
+def import_from_here() -> None:
+    """Let modules in the working folder be imported, as ``python -m`` does."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def transform_of(text: str, column: str) -> Any:
+    """Return the transform that ``--transform`` names, of a column of texts."""
+    if text == "bytes":
+        return md.transforms.Bytes(column)
+    if OBJECT.fullmatch(text):
+        return imported(text)
+    return md.transforms.Tokenizer(text, column)
 
 
 def count(text: str) -> int:

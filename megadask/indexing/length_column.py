@@ -15,7 +15,7 @@ from megadask.scheduling.reading import BadRecord, ProjectableReader, Reader, Sh
 from megadask.scheduling.samples import scalar
 
 #: A longer sample is a bad record: it would be cut in more spans than memory has room for.
-MOST_TOKENS = 2**30
+LONGEST_SAMPLE = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class LengthReader:
         if isinstance(record, BadRecord):
             return record
         try:
-            tokens = _count(record, self.tokens, MOST_TOKENS)
+            tokens = _count(record, self.tokens, LONGEST_SAMPLE)
             loss_tokens = None
             if self.loss_tokens is not None:
                 loss_tokens = _count(record, self.loss_tokens, max(0, tokens - 1))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from megadask.planner.errors import ConfigError
+from megadask.planner.fields import COUNT_KEYS, PLACE_KEYS
 from megadask.scheduling.items import encoded_keys
 
 logger = logging.getLogger(__name__)
@@ -24,10 +25,7 @@ Batch = dict[str, Any]
 Preset = Literal["hf"]
 
 #: What a batch says about itself, beside its arrays.
-FACTS = (
-    *("sample_ids", "spans", "step", "microbatch", "is_last"),
-    *("num_loss_tokens", "num_loss_tokens_step", "cp_layout", "extras", "num_sequences"),
-)
+FACTS = (*PLACE_KEYS, *COUNT_KEYS, "extras", "num_sequences")
 
 #: The label that Hugging Face's losses pass over.
 IGNORED = -100

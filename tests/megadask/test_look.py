@@ -283,7 +283,7 @@ def test_the_options_are_these_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["a.jsonl", "--records", "0"], [], ["a.jsonl", "--tokens", "--tokenizer", "t.json"]],
+    [["a.jsonl", "--records", "0"], [], ["a.jsonl", "--tokens", "--transform", "t.json"]],
 )
 def test_options_that_make_no_sense(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
