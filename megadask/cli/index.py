@@ -114,12 +114,12 @@ def _write(sources: list[Source], pipeline: Pipeline | None, options: argparse.N
 
 def _describe(name: str, done: Indexed) -> str:
     words = [f"{done.num_samples:,} samples", f"{done.num_tokens:,} tokens"]
-    for what, count in (
+    for what, number in (
         ("dropped", done.num_filtered),
         ("bad", done.num_skipped),
         ("truncated shards", done.num_truncated),
     ):
-        if count:
-            words.append(f"{count:,} {what}")
+        if number:
+            words.append(f"{number:,} {what}")
     first = f" (the first: {done.first_reason})" if done.first_reason else ""
     return f"{name}: {', '.join(words)}{first}; in {done.url}"

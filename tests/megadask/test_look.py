@@ -267,13 +267,26 @@ def test_the_command_looks_at_tokens(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert figure.stat().st_size > 1000
 
 
+def test_the_command_takes_a_transform_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"one": [1, 2], "other": [3, 4, 5]}) + "\n")
+    (tmp_path / "joins_for_look.py").write_text(
+        "def join(record):\n    return {'tokens': record['one'] + record['other']}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert command("a.jsonl", "--transform", "joins_for_look:join") == 0
+    assert "longest 5" in capsys.readouterr().out
+
+
 def test_the_options_are_these_and_nothing_else() -> None:
     options = {a.dest: a.default for a in cli.parsers()[1]["look"]._actions if a.dest != "help"}
     assert options == {
         "sources": None,
         "column": "text",
         "tokens": False,
-        "tokenizer": None,
+        "transform": "bytes",
         "records": 1000,
         "first": False,
         "samples": 3,
