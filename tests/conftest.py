@@ -35,14 +35,14 @@ def patient_clusters() -> Iterator[None]:
         yield
 
 
-def make_cluster(*, processes: bool, n_workers: int = 2) -> LocalCluster:
+def make_cluster(*, processes: bool, n_workers: int = 2, protocol: str = "tcp") -> LocalCluster:
     return LocalCluster(
         n_workers=n_workers,
         threads_per_worker=1,
         processes=processes,
-        protocol="tcp",
+        protocol=protocol,
         dashboard_address="127.0.0.1:0",
-        host="127.0.0.1",
+        host=None if protocol == "inproc" else "127.0.0.1",
         memory_limit=None,
         silence_logs=50,
     )

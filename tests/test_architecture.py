@@ -184,9 +184,12 @@ def test_importing_all_of_scheduling_does_not_load_torch() -> None:
     assert "torch" not in loaded
 
 
-def test_importing_the_readers_does_not_load_torch() -> None:
-    loaded = loaded_by(import_all("megadask.readers") + "\nimport megadask.transforms")
-    assert "torch" not in loaded
+def test_importing_what_is_not_for_trainers_does_not_load_torch() -> None:
+    names = ("pipeline", "pipeline_file", "service", "source")
+    code = [f"import megadask.{name}" for name in names]
+    packages = ("cli", "indexing", "looking", "readers", "transforms")
+    code += [import_all(f"megadask.{package}") for package in packages]
+    assert "torch" not in loaded_by("\n".join(code))
 
 
 @pytest.mark.parametrize("package", ["megadask", "megadask.planner"])

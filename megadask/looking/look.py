@@ -26,6 +26,7 @@ from megadask.planner.state import LaneCursor
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.lanes import Read, lane_shards, read_lane
 from megadask.scheduling.reading import Shard
+from megadask.scheduling.samples import num_targets
 from megadask.scheduling.spec import SourceSpec
 from megadask.source import Source
 
@@ -126,7 +127,7 @@ class _Notes:
             return
         number, tokens = len(self.lengths), read.sample["tokens"]
         self.lengths.append(len(tokens))
-        self.loss_tokens.append(_num_targets(read.sample))
+        self.loss_tokens.append(num_targets(read.sample, 0, len(tokens), len(tokens)))
         # The transform's own sample has what is not declared, too.
         sample = self.watched.sample
         self.sample_bytes.append(_size_of(sample))
@@ -261,11 +262,6 @@ def _shard_look(shard: Shard, num_read: int) -> ShardLook:
     return ShardLook(
         name=shard.name, rows=shard.rows, size_bytes=shard.size_bytes, num_read=num_read
     )
-
-
-def _num_targets(sample: Mapping[str, Any]) -> int:
-    mask = sample.get("loss_mask")
-    return len(sample["tokens"]) - 1 if mask is None else int(np.count_nonzero(mask[1:]))
 
 
 def _is_items(value: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import SampleId
 from megadask.planner.metadata import Metadata, Ragged
@@ -266,8 +267,8 @@ class Look(Mapping[str, SourceLook]):
         """
         if not len(self.lengths):
             raise ConfigError("there is no sample to plan with", got="; ".join(self.reasons[:3]))
-        if context is not None and (not isinstance(context, int) or context < 1):
-            raise ConfigError("to_metadata(context=)", got=repr(context), limit="an integer >= 1")
+        if context is not None:
+            check_integer("to_metadata(context=)", context, 1)
         counts = [len(source.lengths) for source in self.values()]
         lengths_N = self.lengths
         loss_N = np.concatenate([source.loss_tokens for source in self.values()])

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributed import Client, LocalCluster
+from distributed import Client
 from torch._dynamo.testing import CompileCounter
 
 import megadask as md
 from megadask.trainer.presets import FACTS
+from tests.conftest import make_cluster
 from tests.megadask.helpers import faulty
 from tests.megadask.helpers.data import corpus, pipeline, records
 from tests.megadask.helpers.ranks import connect, run
@@ -240,13 +241,7 @@ def test_overwriting_a_batch_changes_no_other(name: str, protocol: str) -> None:
     """Not another rank's of the same bucket, not one that is fetched again, not a later one."""
     made = pipeline(DATA, topology=md.ClientPlaceTree(tp=2))
     with (
-        LocalCluster(
-            n_workers=1,
-            processes=False,
-            protocol=protocol,
-            dashboard_address="127.0.0.1:0",
-            host=None if protocol == "inproc" else "127.0.0.1",
-        ) as cluster,
+        make_cluster(processes=False, n_workers=1, protocol=protocol) as cluster,
         Client(cluster, set_as_default=False) as client,
         md.serve(made, client, name=name) as service,
     ):

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import megadask as md
+from tests.conftest import make_cluster
 from tests.megadask.helpers.data import corpus, pipeline
 from tests.megadask.helpers.ranks import run
 from tests.megadask.helpers.seen import drain, spans_by_step
@@ -30,14 +31,7 @@ def main() -> None:
     jobs = json.loads(Path(sys.argv[1]).read_text())
     done = []
     with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=False,
-            protocol="tcp",
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
+        make_cluster(processes=False) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         for job in jobs:
