@@ -62,6 +62,7 @@ def load(path: str) -> dict[str, Any]:
         "topology": _topology,
         "strategy": _strategy,
         "batching": lambda where, value: _component(where, value, md),
+        "collate": lambda _, value: value if value is None else from_import_path(value),
     }
     return {
         name: known[name](f"{path}: {name}", value) if name in known else value
