@@ -9,7 +9,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import megadask as md
 from megadask.cli_sources import MIXES, CliSource, files, laws
 
 if TYPE_CHECKING:
+    from megadask.planner.batching import Batching
     from megadask.planner.stream_report import StreamReport
 
 #: How the table calls ways of placing.
@@ -42,17 +43,19 @@ def add_options(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None
     )
     add("--dp", type=_count, default=8, help="data-parallel ranks")
     add("--microbatches", type=_count, default=8, help="microbatches of a rank in a step")
-    add("--context", type=_count, default=8192, help="tokens of a packed sequence")
+    add("--context", type=_count, default=8192, help="tokens of a sequence")
     add(
-        "--documents",
-        type=_count,
-        help="most documents of a sequence; 1 stands for batches that are not packed",
+        "--batching",
+        choices=("packed", "padded", "fixed"),
+        default="packed",
+        help="whole documents packed into sequences, one padded document a sequence, or documents "
+        "one after the other, cut where a sequence ends",
     )
+    add("--documents", type=_count, help="most documents of a sequence")
     add(
         "--overflow",
         choices=("split", "truncate", "drop"),
-        default="split",
-        help="what becomes of documents longer than the context",
+        help="what becomes of documents longer than the context: split, or if padded truncate",
     )
     add("--hidden", type=_count, default=4096, help="width of the model")
     add("--layers", type=_count, default=32, help="layers of the model")
@@ -100,12 +103,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         {name: source.lengths for name, source in sources.items()},
         topology=md.ClientPlaceTree(dp=options.dp, pp=options.pp),
         strategy=strategy,
-        batching=md.Packed(
-            options.context,
-            options.dp * options.microbatches,
-            overflow=options.overflow,
-            max_documents=options.documents,
-        ),
+        batching=_batching(options, parser),
         steps=options.steps,
         seed=options.seed,
     )
@@ -204,6 +202,21 @@ def _describe(facts: Mapping[str, Any]) -> str:
         total = f"{facts['records']:,}" if facts["records"] else "more"
         words.append(f"{facts['read']:,} of {total} records read")
     return ", ".join(words)
+
+
+def _batching(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Batching:
+    """Return how documents become batches; end the process where the options do not go together."""
+    kinds: dict[str, type[Batching]] = {"packed": md.Packed, "padded": md.Padded, "fixed": md.Fixed}
+    kind = kinds[options.batching]
+    given = {"overflow": options.overflow, "max_documents": options.documents}
+    given = {name: value for name, value in given.items() if value is not None}
+    words = {"overflow": "--overflow", "max_documents": "--documents"}
+    for name in given:
+        if name not in {field.name for field in fields(kind)}:
+            parser.error(f"{words[name]} makes no sense with --batching {options.batching}")
+    if options.batching == "fixed" and options.defer is not None:
+        parser.error("--defer makes no sense with --batching fixed: its sequences are all full")
+    return kind(options.context, options.dp * options.microbatches, **given)
 
 
 def _sources(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, CliSource]:

@@ -12,9 +12,11 @@ Declaring
   lengths.py             laws of lengths to try things on
 
 Drawing: what a step consists of
-  draw.py                one step; window.py, lines.py, ahead.py and supply.py give it spans
+  draw.py                one step by its rules.py; window.py, lines.py, ahead.py and supply.py give
+                         it spans
   mixture.py             whose turn it is; deferral.py, what waits; drift.py, what that changes
-  packing.py             proves that the spans fit; behind.py, the state behind a step; state.py
+  packing.py             proves that the spans fit; pouring.py cuts them where packs end
+  behind.py              the state behind a step; state.py
 
 Placing: where it goes
   place.py               the spans of a drawn step; cp.py, slices; routing.py, items of a modality

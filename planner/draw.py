@@ -7,6 +7,10 @@ begins with it. So the mixture stays exact at every moment, and nothing starves.
 
 With `DrawRules.deferral`, spans that cost too much for the step wait too, but take up no room in
 the window. The step is drawn under the highest limit of costs that bears itself; see `deferral`.
+
+Where spans are poured into packs (`Fixed`) every one fits: the source whose turn it is gives its
+next one, until the step is full. What is left of the last one is outstanding, and goes first in the
+next step, whatever became of its source's weight; the mixture has counted it when it began.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def place(
         pack_N=bin_N % problem.num_packs,
         offset_N=_offsets(bin_N, size_N),
         loads_BMP=bucket_loads(problem, bin_I),
-        bound=lower_bound(problem, bin_I),
+        bound=lower_bound(replace(problem, equal_counts=False), bin_I),
         speeds=relative_speeds(problem.speed_B),
         num_packs=problem.num_packs,
         num_loss_tokens=int(draw.table["loss_tokens"].sum()),

@@ -97,7 +97,7 @@ class Recorder:
             ``"assignment"``, ``"greedy"``, ``"karmarkar_karp"`` or ``"none"``.
         equal_counts
             Whether buckets get equal numbers of rows, give or take one. Plans of a table do unless
-            told otherwise; packed steps do not.
+            told otherwise; steps of `Padded` may, those of packs do not.
         max_tokens
             Most tokens of a microbatch, for plans of a table; packs have their `seq_len`.
         sync

@@ -138,6 +138,8 @@ class Summary:
         Median seconds of a step.
     planned_imbalance, measured_imbalance
         Largest rank's cost or CPU seconds of compute over the ranks' mean, mean of the steps.
+    packing
+        Real tokens over what the packs have room for, in all steps that were planned.
     wait_share
         Share of the step time that ranks waited for data.
     loader_bytes
@@ -157,6 +159,7 @@ class Summary:
     step_s: float
     planned_imbalance: float
     measured_imbalance: float
+    packing: float
     wait_share: float
     loader_bytes: int
     num_workers: int
@@ -184,6 +187,7 @@ def summarize(phase: Phase) -> Summary:
         step_s=median(time_s),
         planned_imbalance=fmean(records[0].planned_imbalance for records in timed),
         measured_imbalance=fmean(_imbalance(records) for records in timed),
+        packing=phase.stats["packing"]["efficiency"],
         wait_share=_ratio(sum(r.wait_s for records in timed for r in records), rank_s),
         loader_bytes=sum(phase.stats["workers"][w]["memory_bytes"] for w in workers),
         num_workers=len(workers),
@@ -207,6 +211,7 @@ def rows(phases: Sequence[Phase]) -> list[tuple[str, ...]]:
     add("step time, median", [f"{s.step_s * 1e3:,.0f} ms" for s in summaries])
     add("imbalance planned, max/mean", [f"{s.planned_imbalance:.3f}" for s in summaries])
     add("imbalance measured, max/mean", [f"{s.measured_imbalance:.3f}" for s in summaries])
+    add("packing, real/all tokens", [f"{s.packing:.3f}" for s in summaries])
     add("waiting for data", [f"{s.wait_share:.1%}" for s in summaries])
     add("loader memory", [f"{s.loader_bytes / 1e6:,.0f} MB" for s in summaries])
     for name in AUDIT_COUNTS:

@@ -40,6 +40,9 @@ COST = md.costs.Transformer(hidden=32, layers=1, vocab=264, attention_slowdown=0
 LEARNING_RATE = 3e-3
 #: Packs of one rank in a step, one a microbatch.
 PACKS_PER_RANK = 2
+#: Many documents fill a pack alone, and a step has few packs: it takes a few of those that wait for
+#: room at a time. With less patience than that takes, steps end before their packs are full.
+WINDOW = PATIENCE = 32
 NUM_WORKERS = 2
 #: After a signal: when what has not ended is killed, and when this process ends come what may.
 KILL_S = 6.0
@@ -119,6 +122,8 @@ class Demo:
             batching=md.Packed(
                 seq_len=self.seq_len, global_batch=PACKS_PER_RANK * self.dp, overflow="truncate"
             ),
+            window=WINDOW,
+            patience=PATIENCE,
         )
 
 

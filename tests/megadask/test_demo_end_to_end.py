@@ -111,6 +111,7 @@ def test_the_demo_trains_and_accounts_for_every_sample(tmp_path: Path) -> None:
     assert float(figures["loss, last step"][0]) < float(figures["loss, first step"][0])
     assert min(map(float, figures["imbalance planned, max/mean"])) >= 1
     assert min(map(float, figures["imbalance measured, max/mean"])) >= 1
+    assert all(0.5 < float(figure) <= 1 for figure in figures["packing, real/all tokens"])
     assert "the same samples in the same 4 steps" in "\n".join(lines)
     [kept] = (tmp_path / "data").glob("run-*")
     assert {path.name for path in kept.rglob("rank*.json")} == {"rank0.json", "rank1.json"}

@@ -72,6 +72,7 @@ def make_phase(
         stats={
             "loaders": ({"worker": "tcp://a"}, {"worker": "tcp://b"}, {"worker": "tcp://a"}),
             "workers": {address: {"memory_bytes": size} for address, size in memory.items()},
+            "packing": {"efficiency": 0.9876},
             "steps": [{"step": step, "draw_digest": f"{drawn} {step}"} for step in range(6)],
         },
     )
@@ -122,6 +123,7 @@ def test_the_table_has_a_column_a_phase() -> None:
     figures = {line[0]: line[1:] for line in table}
     assert figures["imbalance measured, max/mean"] == ("1.500", "1.000")
     assert figures["loader memory"] == ("400 MB", "400 MB")
+    assert figures["packing, real/all tokens"] == ("0.988", "0.988")
     assert figures["samples planned"] == ("1,200", "1,200")
     assert {f"samples {name}" for name in AUDIT_COUNTS} <= figures.keys()
     lines = render(table).splitlines()

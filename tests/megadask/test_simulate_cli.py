@@ -69,8 +69,9 @@ def test_the_options_are_these_and_nothing_else() -> None:
         "--dp": 8,
         "--microbatches": 8,
         "--context": 8192,
+        "--batching": "packed",
         "--documents": None,
-        "--overflow": "split",
+        "--overflow": None,
         "--hidden": 4096,
         "--layers": 32,
         "--balance": "assignment",
@@ -97,6 +98,10 @@ def test_the_options_are_these_and_nothing_else() -> None:
         ("--lengths web --seed -1", "--seed"),
         ("--lengths web --defer 0", "--defer: got 0"),
         ("--lengths web --sync never", "--sync"),
+        ("--lengths web --batching rows", "--batching"),
+        ("--lengths web --batching padded --documents 2", "--documents makes no sense"),
+        ("--lengths web --batching fixed --overflow drop", "--overflow makes no sense"),
+        ("--lengths web --batching fixed --defer 4", "--defer makes no sense"),
         ("--lengths web --balance none", "--balance"),
         ("--lengths web --no-such", "--no-such"),
     ],
@@ -311,6 +316,27 @@ def test_deferral_is_compared_with_arrival_order(
     assert f"With documents that wait for others as long, steps are {gain:.2f} x" in out
     assert "assignment, deferred" in out
     assert "of the spans come later" in out
+
+
+@pytest.mark.parametrize(
+    ("kind", "batching"),
+    [("packed", md.Packed(512, 8)), ("padded", md.Padded(512, 8)), ("fixed", md.Fixed(512, 8))],
+)
+def test_batches_are_made_as_asked(
+    kind: str, batching: Any, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["web/*.parquet", "--length-column", "tokens", *SMALL, "--batching", kind]
+    assert cli.main(["simulate", *words, "--json", "out.json"]) == 0
+    capsys.readouterr()
+    figures = json.loads((data / "out.json").read_text())
+    tokens = np.concatenate([pq.read_table(f"web/{n}.parquet")["tokens"] for n in range(2)])
+    topology = md.ClientPlaceTree(dp=4)
+    expected = md.simulate(md.Stream({"a": tokens}, topology=topology, batching=batching, steps=3))
+    assert figures["tokens_per_step"] == expected.tokens_T.mean()
+    assert figures["packing_efficiency"] == expected.packing
+    assert (figures["packing_efficiency"] == 1) == (kind == "fixed")
+    if kind == "padded":
+        assert figures["spans_per_step"] == figures["packs_per_step"] == 8
 
 
 def test_it_runs_as_a_process(tmp_path: Path) -> None:

@@ -388,6 +388,45 @@ def test_the_rest_of_a_step_is_placed_once_on_any_topology(
         assert (rest.offset_N[~consumed_N] == whole.offset_N[~consumed_N]).all()
 
 
+@pytest.mark.parametrize("dp", [1, 4])
+def test_what_is_left_of_a_step_of_fixed_keeps_its_packs(dp: int) -> None:
+    batching = Fixed(seq_len=16, global_batch=8)
+    source = MemorySource("a", 0, [ok(3, 9, 30, 5, 2, 2, 17, 1, 8, 40, 11)], batching)
+    driver = Driver([source], DrawRules(batching=batching, epochs=1), num_buckets=2)
+    drawn = driver.draw()
+    whole = driver.place(drawn)
+    rest = place_rest(
+        drawn,
+        Strategy(),
+        batching,
+        ClientPlaceTree(dp=dp),
+        {},
+        consumed_N=whole.microbatch_N < 2,
+        first_microbatch=2,
+        assignment_digest=whole.assignment_digest,
+    )
+    assert whole.num_microbatches == 4
+    assert rest.num_microbatches == 2 + 4 // dp
+    assert len(packs_of(rest)) == 4
+    assert packs_of(rest) <= canonical_packs(drawn)
+    assert rest.efficiency == 1.0
+
+
+def test_an_epoch_is_not_over_before_the_rest_of_its_last_document_is_drawn() -> None:
+    batching = Fixed(seq_len=4, global_batch=1)
+    source = MemorySource("a", 0, [ok(2, 5)], batching)
+    driver = Driver([source], DrawRules(batching=batching, epochs=2))
+    driver.draw()
+    own = driver.state.sources["a"]
+    assert own.cursor == (0, 1, 1, 0)
+    assert spans(own.outstanding) == [(0, 0, 0, 1, 2, 5)]
+    assert not own.ended
+    drawn = driver.draw()
+    assert [span[1:] for span in spans(drawn.table)] == [(0, 0, 1, 2, 5), (1, 0, 0, 0, 1)]
+    assert driver.state.sources["a"].cursor == (1, 0, 1, 0)
+    assert driver.state.sources["a"].lengths == (2,)
+
+
 def test_fixed_balances_by_what_the_documents_of_a_pack_cost() -> None:
     """Packs of one long document cost more than packs of many short ones."""
     batching = Fixed(seq_len=64, global_batch=8)
@@ -401,6 +440,19 @@ def test_fixed_balances_by_what_the_documents_of_a_pack_cost() -> None:
     assert by["none"].imbalance > 1.4
     assert by["assignment"].imbalance == pytest.approx(1.0)
     assert by["assignment"].draw_digest == by["none"].draw_digest
+
+
+@few_laws
+@given(worlds(batching=padded_batchings()), buckets, strategies)
+def test_ranks_get_equally_many_rows_where_that_is_asked_for(
+    world: World, num_buckets: int, strategy: Strategy
+) -> None:
+    strategy = replace(strategy, equal_counts=True)
+    driver = world.driver(num_buckets=num_buckets, strategy=strategy)
+    for drawn in driver.draws(6):
+        plan = driver.place(drawn)
+        assert np.ptp(np.bincount(plan.bucket_N, minlength=num_buckets)) <= 1
+        assert packs_of(plan) == canonical_packs(drawn)
 
 
 def test_rows_of_padded_can_be_counted_out_evenly() -> None:
@@ -420,31 +472,31 @@ def test_rows_of_padded_can_be_counted_out_evenly() -> None:
 # What is refused --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+BAD = [
+    ("seq_len", 0),
+    ("seq_len", True),
+    ("seq_len", 8.0),
+    ("global_batch", 0),
+    ("global_batch", True),
+    ("global_batch", "8"),
+    ("micro_batch", -1),
+    ("pad_to_multiple", True),
+    ("pad_to_multiple", 3),
+    ("max_documents", 0),
+    ("max_documents", True),
+    ("max_documents", 2.5),
+    ("overflow", "cut"),
+    ("pad_to", "max"),
+]
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("seq_len", 0),
-        ("seq_len", True),
-        ("seq_len", 8.0),
-        ("global_batch", 0),
-        ("global_batch", True),
-        ("global_batch", "8"),
-        ("micro_batch", -1),
-        ("pad_to_multiple", True),
-        ("pad_to_multiple", 3),
-        ("max_documents", 0),
-        ("max_documents", True),
-        ("max_documents", 2.5),
-        ("overflow", "cut"),
-        ("pad_to", "max"),
-    ],
+    ("kind", "field", "value"),
+    [(kind, *bad) for kind in KINDS for bad in BAD if bad[0] in kind.__dataclass_fields__],
 )
 def test_a_parameter_that_makes_no_sense_is_named(
     kind: type[Batching], field: str, value: Any
 ) -> None:
-    if field not in kind.__dataclass_fields__:
-        pytest.skip(f"{kind.__name__} has no {field}")
     with pytest.raises(ConfigError, match=rf"{kind.__name__}\({field}=\)") as caught:
         kind(**{"seq_len": 8, "global_batch": 4, field: value})
     assert str(value) in str(caught.value)
