@@ -151,6 +151,9 @@ def _sources(where: str, value: Any) -> list[Source]:
             arguments["transform"] = _component(
                 f"{place}.transform", arguments["transform"], md.transforms
             )
+        on_error = arguments.get("on_error")
+        if isinstance(on_error, str) and ":" in on_error:
+            arguments["on_error"] = from_import_path(on_error)
         sources.append(call(place, Source, {"name": name, **arguments}))
     return sources
 

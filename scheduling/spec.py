@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.assemble import ARRAY_KEYS, TOKEN_KEYS
 from megadask.scheduling.items import item_keys
+from megadask.scheduling.policy import OnError
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.samples import Form
-
-OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
