@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from megadask import errors, readers, transforms
-    from megadask.encoders import (
-        exchange,
-        exchange_step,
-        items_or_placeholder,
-        scatter_embeddings,
-    )
-    from megadask.indexing import index
-    from megadask.loader import Loader, connect
-    from megadask.looking import look
-    from megadask.looks import Look
+    from megadask.indexing.index import index
+    from megadask.looking.look import look
+    from megadask.looking.looks import Look
     from megadask.pipeline import Pipeline
     from megadask.planner import costs, lengths
     from megadask.planner.batching import Fixed, Packed, Padded
@@ -29,10 +22,17 @@ if TYPE_CHECKING:
     from megadask.planner.simulating import simulate
     from megadask.planner.stream import Stream
     from megadask.planner.topology import ClientPlaceTree
-    from megadask.presets import model_inputs
     from megadask.scheduling.spec import Limits
     from megadask.service import Service, serve
     from megadask.source import Source
+    from megadask.trainer.encoders import (
+        exchange,
+        exchange_step,
+        items_or_placeholder,
+        scatter_embeddings,
+    )
+    from megadask.trainer.loader import Loader, connect
+    from megadask.trainer.presets import model_inputs
 
     __version__: str
 
@@ -75,8 +75,8 @@ _HOMES = {
     "DGraph": "megadask.planner.graph:DGraph",
     "Fixed": "megadask.planner.batching:Fixed",
     "Limits": "megadask.scheduling.spec:Limits",
-    "Loader": "megadask.loader:Loader",
-    "Look": "megadask.looks:Look",
+    "Loader": "megadask.trainer.loader:Loader",
+    "Look": "megadask.looking.looks:Look",
     "Packed": "megadask.planner.batching:Packed",
     "Padded": "megadask.planner.batching:Padded",
     "Pipeline": "megadask.pipeline:Pipeline",
@@ -85,18 +85,18 @@ _HOMES = {
     "Service": "megadask.service:Service",
     "Source": "megadask.source:Source",
     "Stream": "megadask.planner.stream:Stream",
-    "connect": "megadask.loader:connect",
+    "connect": "megadask.trainer.loader:connect",
     "costs": "megadask.planner.costs",
     "errors": "megadask.errors",
-    "exchange": "megadask.encoders:exchange",
-    "exchange_step": "megadask.encoders:exchange_step",
-    "items_or_placeholder": "megadask.encoders:items_or_placeholder",
-    "index": "megadask.indexing:index",
+    "exchange": "megadask.trainer.encoders:exchange",
+    "exchange_step": "megadask.trainer.encoders:exchange_step",
+    "items_or_placeholder": "megadask.trainer.encoders:items_or_placeholder",
+    "index": "megadask.indexing.index:index",
     "lengths": "megadask.planner.lengths",
-    "look": "megadask.looking:look",
-    "model_inputs": "megadask.presets:model_inputs",
+    "look": "megadask.looking.look:look",
+    "model_inputs": "megadask.trainer.presets:model_inputs",
     "readers": "megadask.readers",
-    "scatter_embeddings": "megadask.encoders:scatter_embeddings",
+    "scatter_embeddings": "megadask.trainer.encoders:scatter_embeddings",
     "serve": "megadask.service:serve",
     "simulate": "megadask.planner.simulating:simulate",
     "transforms": "megadask.transforms",

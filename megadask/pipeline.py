@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from megadask.known_lengths import known_reader
+from megadask.indexing.known import known_reader
 from megadask.planner.batching import Batching
 from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from megadask.columns import lean, with_columns
-from megadask.known_lengths import check_known
+from megadask.indexing.known import check_known
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import RESERVED
 from megadask.scheduling.lanes import shards_of
@@ -16,6 +15,7 @@ from megadask.scheduling.policy import Action, OnError
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.shuffle import BLOCK_ROWS
 from megadask.transforms import Transform
+from megadask.transforms.columns import lean, with_columns
 
 
 @dataclass(frozen=True)

@@ -336,7 +336,7 @@ def holdup(run: Run, step: int) -> str:
 
 
 def place(run: Run, rank: int) -> dict[str, Any]:
-    """Return how a rank comes by its batches: what `megadask.groups` needs to pass them on."""
+    """Return how a rank comes by its batches: what `trainer.groups` needs to pass them on."""
     tree, axis = run.record.topology, run.record.axis
     along = run.header["broadcast_axes"]
     return {

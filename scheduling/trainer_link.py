@@ -1,7 +1,7 @@
 """The trainer's end of the line: claims a rank, keeps microbatches on their way, acknowledges.
 
-Knows no torch; `megadask.loader` turns what it reads into tensors. Nothing here outlives the
-process: what a trainer needs to go on is in the supervisor's record and in its own saved state.
+Knows no torch; `megadask.trainer.loader` turns what it reads into tensors. Nothing here outlives
+the process: what a trainer needs to go on is in the supervisor's record and in its own saved state.
 """
 
 from __future__ import annotations

@@ -32,18 +32,8 @@ FIGURES = ("matplotlib.axes.Axes", "matplotlib.figure.Figure")
 PLANNER_MAY = {"megadask.planner", "numpy", "pyarrow", "scipy", *sys.stdlib_module_names}
 SCHEDULING_MAY_NOT = {"torch", "pandas", "matplotlib", "rich", "tokenizers"}
 #: Where a trainer runs; everything else of megadask also runs where torch is not installed.
-MAY_IMPORT_TORCH = (
-    *(
-        "megadask/encoders.py",
-        "megadask/loader.py",
-        "megadask/groups.py",
-        "megadask/presets.py",
-        "megadask/ranks.py",
-        "megadask/tensors.py",
-    ),
-    "megadask/demo/",
-)
-MAY_PRINT = ("megadask/cli.py", "megadask/demo/")
+MAY_IMPORT_TORCH = ("megadask/trainer/", "megadask/demo/")
+MAY_PRINT = ("megadask/cli/", "megadask/demo/")
 
 
 def sources(*folders: str) -> list[Path]:

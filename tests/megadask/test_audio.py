@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megadask as md
-from megadask.audio import LogMel, mel_bands
 from megadask.transforms import TransformError, transform_fingerprint
+from megadask.transforms.audio import LogMel, mel_bands
 
 _RNG = np.random.default_rng(0)
 
@@ -130,7 +130,7 @@ class TestFrames:
     def test_many_blocks_are_one_recording(self, monkeypatch: pytest.MonkeyPatch) -> None:
         item = {"audio": (tone(1.0, 16_000), 16_000)}
         (whole,) = LogMel()(item)["audio"]
-        monkeypatch.setattr("megadask.audio._BLOCK", 7)
+        monkeypatch.setattr("megadask.transforms.audio._BLOCK", 7)
         np.testing.assert_array_equal(LogMel()(item)["audio"][0], whole)
 
 

@@ -11,14 +11,14 @@ from typing import Any, get_args
 import pytest
 
 import megadask as md
-from megadask import cli
+from megadask.cli import command as cli
 from megadask.demo import run as demo
 from megadask.demo.model import ModelConfig
 from megadask.planner.balance import Method
 
 
 def test_the_options_are_these_and_nothing_else() -> None:
-    parser = cli._parsers()[1]["demo"]
+    parser = cli.parsers()[1]["demo"]
     options = {action.option_strings[-1]: action.default for action in parser._actions}
     del options["--help"]
     assert options == {

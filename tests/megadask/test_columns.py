@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import megadask as md
-from megadask.columns import declared_columns
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.lanes import read_lane
 from megadask.scheduling.reading import ProjectableReader
+from megadask.transforms.columns import declared_columns
 from tests.megadask.helpers.reader_cases import mds_entry, mds_shard
 
 ROWS = [

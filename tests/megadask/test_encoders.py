@@ -180,7 +180,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for(
 
 
 def test_the_hf_preset_leaves_items_as_they_are() -> None:
-    from megadask.presets import to_hf
+    from megadask.trainer.presets import to_hf
 
     index = torch.tensor([[-1, 0, 1], [-1, -1, -1]])
     items = {"image": torch.zeros(2, 3), "image_cu_seqlens": torch.tensor([0, 2])}

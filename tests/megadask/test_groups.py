@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megadask as md
-from megadask.groups import _Layout
+from megadask.trainer.groups import _Layout
 from tests.megadask.helpers.data import corpus, pipeline, unfold
 from tests.megadask.helpers.gloo import Members, start_members
 from tests.megadask.helpers.ranks import connect, run

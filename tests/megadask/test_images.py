@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import megadask as md
-from megadask.images import DecodeImage, fit
 from megadask.transforms import TransformError, transform_fingerprint
+from megadask.transforms.images import DecodeImage, fit
 
 _RNG = np.random.default_rng(0)
 

@@ -15,7 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import megadask as md
-from megadask import cli, indexing, sidecar
+from megadask.cli import command as cli
+from megadask.indexing import index as indexing
+from megadask.indexing import sidecar
 from megadask.planner.ids import Verdict
 from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
@@ -271,7 +273,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_options_are_these_and_nothing_else() -> None:
-    parser = cli._parsers()[1]["index"]
+    parser = cli.parsers()[1]["index"]
     options = {
         (action.option_strings or [action.dest])[-1]: action.default for action in parser._actions
     }

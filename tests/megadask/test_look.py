@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megadask as md
-from megadask import cli
+from megadask.cli import command as cli
 from megadask.scheduling.reading import BadRecord, TruncatedShard
 from tests.fakes import MemoryReader
 from tests.megadask.helpers.data import records, unfold, write_jsonl
@@ -272,7 +272,7 @@ def test_the_command_looks_at_tokens(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_options_are_these_and_nothing_else() -> None:
-    options = {a.dest: a.default for a in cli._parsers()[1]["look"]._actions if a.dest != "help"}
+    options = {a.dest: a.default for a in cli.parsers()[1]["look"]._actions if a.dest != "help"}
     assert options == {
         "sources": None,
         "column": "text",

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megadask as md
-from megadask.placeholders import Placeholders
 from megadask.transforms import Bytes, TransformError, transform_fingerprint
+from megadask.transforms.placeholders import Placeholders
 
 AUDIO = Placeholders("audio", 301, marker="<sound>", every=2)
 BOTH = Placeholders("image", 300, Bytes(), also=(AUDIO,))

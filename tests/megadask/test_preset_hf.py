@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import megadask as md
-from megadask.presets import to_hf
 from megadask.scheduling.assemble import Pieces, assemble, num_loss_tokens, slice_cp
+from megadask.trainer.presets import to_hf
 from tests.megadask.helpers.data import pipeline, records
 from tests.megadask.helpers.ranks import run
 

@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import megadask as md
-from megadask import cli, simulate_cli
-from megadask.cli_sources import MIXES
-from megadask.file_lengths import read_lengths
+from megadask.cli import command as cli
+from megadask.cli import simulate as simulate_cli
+from megadask.cli.sources import MIXES
+from megadask.indexing.file_lengths import read_lengths
 
 SMALL = ["--dp", "4", "--microbatches", "2", "--context", "512", "--hidden", "64", "--steps", "3"]
 
@@ -56,7 +57,7 @@ def fails(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_options_are_these_and_nothing_else() -> None:
-    parser = cli._parsers()[1]["simulate"]
+    parser = cli.parsers()[1]["simulate"]
     options = {
         (action.option_strings or [action.dest])[-1]: action.default for action in parser._actions
     }

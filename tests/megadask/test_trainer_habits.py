@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 from torch._dynamo.testing import CompileCounter
 
 import megadask as md
-from megadask.presets import FACTS
+from megadask.trainer.presets import FACTS
 from tests.megadask.helpers import faulty
 from tests.megadask.helpers.data import corpus, pipeline, records
 from tests.megadask.helpers.ranks import connect, run

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import megadask as md
-from megadask.images import DecodeImage
 from megadask.transforms import TransformError, transform_fingerprint
-from megadask.video import Frames
+from megadask.transforms.images import DecodeImage
+from megadask.transforms.video import Frames
 
 _RNG = np.random.default_rng(0)
 

@@ -77,7 +77,7 @@ def files(texts: Sequence[str], column: str, *, is_text: bool, most: int) -> dic
     """
     import numpy as np
 
-    from megadask.file_lengths import read_lengths
+    from megadask.indexing.file_lengths import read_lengths
 
     paths, weighted = named_paths(texts)
     sources = {}

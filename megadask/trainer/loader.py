@@ -10,20 +10,20 @@ from typing import Any, Self
 
 from distributed import Client, Security
 
-from megadask.confirmed import Confirmed
-from megadask.groups import Share, process_group
 from megadask.planner.errors import ConfigError
-from megadask.presets import Batch, Form, Preset, known_keys
-from megadask.ranks import integer, own_rank
 from megadask.saved import another_pipeline, differences, read_saved, to_saved
 from megadask.scheduling.delivery import StepFacts
 from megadask.scheduling.errors import DeadlineError, ServiceError
 from megadask.scheduling.point import Point
 from megadask.scheduling.trainer_link import TrainerLink
 from megadask.service import run_name
-from megadask.steps import Step
-from megadask.tee import Tee
-from megadask.tensors import to_batch
+from megadask.trainer.confirmed import Confirmed
+from megadask.trainer.groups import Share, process_group
+from megadask.trainer.presets import Batch, Form, Preset, known_keys
+from megadask.trainer.ranks import integer, own_rank
+from megadask.trainer.steps import Step
+from megadask.trainer.tee import Tee
+from megadask.trainer.tensors import to_batch
 
 
 def connect(

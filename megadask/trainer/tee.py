@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from megadask.presets import Batch
 from megadask.scheduling.record import Watermark
+from megadask.trainer.presets import Batch
 
 if TYPE_CHECKING:
-    from megadask.loader import Loader
+    from megadask.trainer.loader import Loader
 
 
 class Tee:

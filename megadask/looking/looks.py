@@ -295,7 +295,7 @@ class Look(Mapping[str, SourceLook]):
 
     def plot(self) -> Figure:
         """Return a figure of lengths, shares of the tokens and items; needs matplotlib."""
-        from megadask.look_plots import plot_look
+        from megadask.looking.plots import plot_look
 
         return plot_look(self)
 

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from megadask.planner.ids import SampleId
-from megadask.presets import Batch
 from megadask.scheduling.delivery import Microbatch
 from megadask.scheduling.extras import decode
 from megadask.scheduling.samples import EXTRAS
+from megadask.trainer.presets import Batch
 
 
 def to_batch(microbatch: Microbatch, sources: list[str], *, shared: bool = False) -> Batch:

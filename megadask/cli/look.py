@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import megadask as md
-from megadask.cli_sources import count, named_paths, natural
+from megadask.cli.sources import count, named_paths, natural
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"--plot: there is no folder {options.plot.absolute().parent}")
     from rich.console import Console
 
-    from megadask.file_lengths import reader_of
+    from megadask.indexing.file_lengths import reader_of
 
     paths, weights = named_paths(options.sources)
     given = [weight for weight in weights.values() if weight is not None]

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from megadask.planner.errors import ConfigError
-from megadask.transforms import Record, Sample, transform_fingerprint
-
-#: For each of some records its sample, None to drop it, or what it fails with.
-Results = list[Sample | Exception | None]
+from megadask.transforms.transform import Record, Results, Sample, transform_fingerprint
 
 
 class Batched:
@@ -63,17 +59,3 @@ class Batched:
 
     def __hash__(self) -> int:
         return hash((self.function, self.batch_records))
-
-
-def batch_through(
-    steps: Sequence[Callable[[Sequence[Any]], Results]], records: Sequence[Record]
-) -> Results:
-    """Return what records become by several batch transforms, one after the other."""
-    results: list[Any] = list(records)
-    for step in steps:
-        is_left = [one is not None and not isinstance(one, Exception) for one in results]
-        left = [n for n, is_one in enumerate(is_left) if is_one]
-        made = step([results[n] for n in left]) if left else []
-        for n, one in zip(left, made, strict=True):
-            results[n] = one
-    return results

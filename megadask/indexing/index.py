@@ -17,6 +17,7 @@ import fsspec.core
 import numpy as np
 import pyarrow as pa
 
+from megadask.indexing.sidecar import BATCH_ROWS, header_of, row_of, schema_of
 from megadask.planner.batching import Packed
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
@@ -26,7 +27,6 @@ from megadask.scheduling.batched import transformed_ahead
 from megadask.scheduling.known import Entry, mask_runs
 from megadask.scheduling.lanes import check_failures, judge, shard_rows, where_is
 from megadask.scheduling.samples import item_lengths, payload_of, weigh, whole_because
-from megadask.sidecar import BATCH_ROWS, header_of, row_of, schema_of
 from megadask.transforms import wants_rng
 
 if TYPE_CHECKING:

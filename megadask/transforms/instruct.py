@@ -11,33 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
-from megadask.transforms import (
+from megadask.transforms.transform import (
     Record,
     Sample,
+    TextEncoder,
     TransformError,
     text_of,
     transform_fingerprint,
 )
-
-
-@runtime_checkable
-class Encoder(Protocol):
-    """What turns a text into tokens: `Bytes`, `Tokenizer`, or any object like them."""
-
-    @property
-    def eos_id(self) -> int | None:
-        """Id of the token that ends a document, None where there is none."""
-        ...
-
-    def encode(self, text: str) -> NDArray[np.integer[Any]]:
-        """Return the tokens of a text, (l,) integers, without any token that ends it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +67,7 @@ class PromptResponse:
         A text before everything, such as ``"<s>"``; it does not count.
     """
 
-    encoder: Encoder
+    encoder: TextEncoder
     prompt: str = "prompt"
     response: str = "response"
     _: KW_ONLY
@@ -126,7 +113,7 @@ class Chat:
         A text before everything, such as ``"<s>"``; it does not count.
     """
 
-    encoder: Encoder
+    encoder: TextEncoder
     column: str = "messages"
     _: KW_ONLY
     template: Mapping[str, Turn] = field(default_factory=lambda: dict(CHATML), hash=False)
@@ -224,7 +211,7 @@ class Preference:
         As in `PromptResponse`.
     """
 
-    encoder: Encoder
+    encoder: TextEncoder
     prompt: str = "prompt"
     chosen: str = "chosen"
     rejected: str = "rejected"
@@ -270,7 +257,7 @@ class Group:
         As in `PromptResponse`.
     """
 
-    encoder: Encoder
+    encoder: TextEncoder
     prompt: str = "prompt"
     responses: str = "responses"
     _: KW_ONLY
@@ -309,7 +296,7 @@ _Made = PromptResponse | Chat | Preference | Group
 
 
 def _check_encoder(made: _Made) -> None:
-    if not isinstance(made.encoder, Encoder):
+    if not isinstance(made.encoder, TextEncoder):
         raise ConfigError(
             f"{type(made).__name__}(encoder)",
             got=type(made.encoder).__name__,
@@ -337,7 +324,7 @@ def _column(record: Record, column: str) -> Any:
     return record[column]
 
 
-def _end(encoder: Encoder) -> NDArray[np.int64]:
+def _end(encoder: TextEncoder) -> NDArray[np.int64]:
     """Return the token that ends a document, or none."""
     return np.array([] if encoder.eos_id is None else [encoder.eos_id], np.int64)
 

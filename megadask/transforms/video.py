@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.images import (
+from megadask.planner.errors import ConfigError
+from megadask.transforms.images import (
     DecodeImage,
     check_counts,
     check_patches,
@@ -23,8 +24,7 @@ from megadask.images import (
     open_image,
     readable,
 )
-from megadask.planner.errors import ConfigError
-from megadask.transforms import Record, Sample, TransformError
+from megadask.transforms.transform import Record, Sample, TransformError
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from megadask.presets import Batch
 from megadask.scheduling.delivery import StepFacts
+from megadask.trainer.presets import Batch
 
 if TYPE_CHECKING:
-    from megadask.loader import Loader
+    from megadask.trainer.loader import Loader
 
 
 class Step:

@@ -9,26 +9,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
-from megadask.transforms import Bytes, Record, Sample, TransformError, transform_fingerprint
-
-
-class TextEncoder(Protocol):
-    """What turns text into tokens: `Bytes`, `Tokenizer`, or alike."""
-
-    @property
-    def eos_id(self) -> int | None:
-        """Id of the token that ends a document, None for none."""
-        ...
-
-    def encode(self, text: str) -> NDArray[np.integer[Any]]:
-        """Return the tokens of a piece of text, without one that ends a document."""
-        ...
+from megadask.transforms.bytes import Bytes
+from megadask.transforms.transform import (
+    Record,
+    Sample,
+    TextEncoder,
+    TransformError,
+    transform_fingerprint,
+)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.images import check_counts
 from megadask.planner.errors import ConfigError
-from megadask.transforms import Record, Sample, TransformError
+from megadask.transforms.images import check_counts
+from megadask.transforms.transform import Record, Sample, TransformError
 
 #: Rates that recordings come in, per second. Resampling takes time and memory by the rate.
 _RATES = range(1_000, 384_001)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
-from megadask.transforms import Record, Sample, TransformError
+from megadask.transforms.transform import Record, Sample, TransformError
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from megadask.looks import Look
+    from megadask.looking.looks import Look
 
 
 def plot_look(look: Look) -> Figure:

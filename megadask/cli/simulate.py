@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import megadask as md
-from megadask.cli_sources import MIXES, CliSource, count, files, laws, natural
+from megadask.cli.sources import MIXES, CliSource, count, files, laws, natural
 
 if TYPE_CHECKING:
     from megadask.planner.batching import Batching

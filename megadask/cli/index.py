@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import megadask as md
 
 if TYPE_CHECKING:
-    from megadask.indexing import Indexed
+    from megadask.indexing.index import Indexed
     from megadask.pipeline import Pipeline
     from megadask.source import Source
 
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Write the indexes, and say what is in them; return the exit code."""
-    from megadask.known_lengths import ignored_indexes
+    from megadask.indexing.known import ignored_indexes
 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -94,7 +94,7 @@ def _declared(found: Any, name: str) -> tuple[list[Source], Pipeline | None]:
 
 
 def _of_files(options: argparse.Namespace) -> Source:
-    from megadask.file_lengths import reader_of
+    from megadask.indexing.file_lengths import reader_of
 
     reader = reader_of(options.sources, None if options.column is None else [options.column])
     return md.Source("data", reader, transform=_transform(options.transform, options.column))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import megadask as md
-from megadask import index_cli, look_cli, simulate_cli
+from megadask.cli import index, look, simulate
 
 #: As `megadask.planner.balance.Method`, which takes a second to import.
 _METHODS = ("assignment", "greedy", "karmarkar_karp", "none")
@@ -32,14 +32,14 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code of the process."""
-    parser, commands = _parsers()
+    parser, commands = parsers()
     options = parser.parse_args(argv)
     try:
         runs = {
             "demo": _demo,
-            "index": index_cli.run,
-            "look": look_cli.run,
-            "simulate": simulate_cli.run,
+            "index": index.run,
+            "look": look.run,
+            "simulate": simulate.run,
         }
         run = runs[options.command]
         return run(options, commands[options.command])
@@ -68,7 +68,7 @@ def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return run(demo)
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the parser of the command line, and those of its commands by name."""
     parser = _Parser(prog="megadask", description="Multisource data loading for training, on Dask.")
     parser.add_argument("--version", action="version", version=f"megadask {md.__version__}")
@@ -104,7 +104,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         action="store_true",
         help="keep the trainers' reports and logs in the workdir, too",
     )
-    simulate = commands.add_parser(
+    simulation = commands.add_parser(
         "simulate",
         help="what balancing would gain on lengths of your own",
         description=(
@@ -114,8 +114,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         ),
         formatter_class=_Help,
     )
-    simulate_cli.add_options(simulate, _METHODS)
-    index = commands.add_parser(
+    simulate.add_options(simulation, _METHODS)
+    indexing = commands.add_parser(
         "index",
         help="read sources once, so that steps are planned without their payload",
         description=(
@@ -125,8 +125,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         ),
         formatter_class=_Help,
     )
-    index_cli.add_options(index)
-    look = commands.add_parser(
+    index.add_options(indexing)
+    looking = commands.add_parser(
         "look",
         help="what is in files: lengths, samples, records that cannot be read",
         description=(
@@ -136,9 +136,5 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         ),
         formatter_class=_Help,
     )
-    look_cli.add_options(look)
-    return parser, {"demo": demo, "index": index, "look": look, "simulate": simulate}
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    look.add_options(looking)
+    return parser, {"demo": demo, "index": indexing, "look": looking, "simulate": simulation}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from megadask.looks import Look, Preview, ShardLook, SourceLook
+from megadask.looking.looks import Look, Preview, ShardLook, SourceLook
 from megadask.pipeline import Pipeline
 from megadask.planner.batching import Packed
 from megadask.planner.errors import ConfigError

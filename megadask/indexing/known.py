@@ -73,7 +73,7 @@ def known_reader(source: Source, spec: SourceSpec) -> Reader | None:
     if source.index is not None:
         if _ignored.get():
             return None
-        from megadask.sidecar import open_index
+        from megadask.indexing.sidecar import open_index
 
         return open_index(os.fspath(source.index), spec)
     if source.length_column is None:
@@ -84,7 +84,7 @@ def known_reader(source: Source, spec: SourceSpec) -> Reader | None:
             got=f"Packed(sequences={spec.form.num_sequences})",
             remedy="The lengths of sequences are in no column: use an index.",
         )
-    from megadask.length_column import LengthReader
+    from megadask.indexing.length_column import LengthReader
 
     return LengthReader.of(
         source.reader,

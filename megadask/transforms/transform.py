@@ -1,0 +1,125 @@
+"""What a transform is, and what is asked of every one.
+
+A transform is any callable of a record. One whose signature has a parameter ``rng`` is given a
+`numpy.random.Generator` of its own for every record, by that name. A sample is a dict; for language
+models it holds ``tokens``, a 1-D integer array, and maybe ``loss_mask``, one bool a token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megadask.planner.errors import MegaDaskError
+
+Record = Mapping[str, Any]
+Sample = Mapping[str, Any]
+#: ``transform(record)`` or ``transform(record, rng=generator)``.
+Transform = Callable[..., Sample | None]
+#: For each of some records its sample, None to drop it, or what it fails with.
+Results = list[Sample | Exception | None]
+
+
+class TransformError(MegaDaskError, ValueError):
+    """A record cannot be made into a sample."""
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """A transform that says itself what its results depend on."""
+
+    def fingerprint(self) -> str:
+        """Return a text that differs where results would."""
+        ...
+
+
+@runtime_checkable
+class TextEncoder(Protocol):
+    """What turns a text into tokens: `Bytes`, `Tokenizer`, or any object like them."""
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the token that ends a document, None where there is none."""
+        ...
+
+    def encode(self, text: str) -> NDArray[np.integer[Any]]:
+        """Return the tokens of a text, (l,) integers, without any token that ends it."""
+        ...
+
+
+def wants_rng(transform: Transform) -> bool:
+    """Whether a transform asks for a generator: has a parameter ``rng``, to be passed by name.
+
+    An attribute ``wants_rng`` of the transform, where there is one, decides instead.
+    """
+    declared = getattr(transform, "wants_rng", None)
+    if declared is not None:
+        return bool(declared)
+    try:
+        parameters = inspect.signature(transform).parameters
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+    return "rng" in parameters
+
+
+def transform_fingerprint(transform: Any) -> str:
+    """Return a text that differs where the results of a transform would, as far as can be seen.
+
+    That is its own ``fingerprint()``; else a dataclass's fields, a function's source, or at least
+    the name of its class. Values that a function closes over are not seen.
+    """
+    if isinstance(transform, Fingerprinted):
+        return transform.fingerprint()
+    if isinstance(transform, functools.partial):
+        bound = [_repr(value) for value in transform.args]
+        bound += [f"{name}={_repr(value)}" for name, value in sorted(transform.keywords.items())]
+        return f"partial({', '.join([transform_fingerprint(transform.func), *bound])})"
+    if dataclasses.is_dataclass(transform):
+        return f"{type(transform).__module__}.{_repr(transform)}"
+    named: Any = transform if hasattr(transform, "__qualname__") else type(transform)
+    name = f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
+    try:
+        source = inspect.getsource(named)
+    except (OSError, TypeError):
+        return name
+    return f"{name}@{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+
+
+def _repr(value: object) -> str:
+    """Return the repr without addresses, which are others in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def text_of(record: Record, column: str) -> str:
+    """Return the text in a column. Raises TransformError where there is none."""
+    text: str = column_value(record, column, str)
+    return text
+
+
+def column_value(record: Record, column: str, kind: Any) -> Any:
+    """Return the value of a column, which must be of a kind."""
+    if column not in record:
+        raise TransformError(
+            f"the record has no column {column!r}", got=f"columns {sorted(record)}", limit=column
+        )
+    value = record[column]
+    if not isinstance(value, kind):
+        raise TransformError(
+            f"column {column!r} is not a text",
+            got="null" if value is None else type(value).__name__,
+            remedy="Put a transform before this one that drops such records (return None).",
+        )
+    return value
+
+
+def token_sample(tokens: NDArray[Any]) -> Sample | None:
+    """Return a sample of tokens; None, which drops it, where there are none."""
+    return {"tokens": tokens} if len(tokens) else None
