@@ -13,6 +13,7 @@ import cloudpickle
 
 from megadask.indexing.known import known_reader
 from megadask.planner.batching import Batching
+from megadask.planner.checks import check_integer
 from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint
@@ -88,8 +89,7 @@ class Pipeline:
         object.__setattr__(self, "sources", tuple(self.sources))
         self._check_sources()
         self._check_fields()
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise ConfigError("Pipeline(seed=)", got=repr(self.seed), limit="an integer >= 0")
+        check_integer("Pipeline(seed=)", self.seed, 0)
         if self.collate is not None and not callable(self.collate):
             raise ConfigError("Pipeline(collate=)", got=repr(self.collate), limit="a function")
         if self.restart and self.epochs is None:

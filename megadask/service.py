@@ -13,6 +13,7 @@ import cloudpickle
 from distributed import Client
 
 from megadask.pipeline import Pipeline
+from megadask.planner.checks import check_above_0, check_integer
 from megadask.planner.errors import ConfigError, StateError
 from megadask.planner.schedule import Schedule
 from megadask.planner.state import PlannerState, check_lanes
@@ -90,8 +91,9 @@ def serve(
     several = isinstance(pipeline, Mapping)
     pipelines = dict(pipeline) if isinstance(pipeline, Mapping) else {MAIN: pipeline}
     _check_arguments(pipelines, client, name)
-    if constructors is not None and constructors < 1:
-        raise ConfigError("serve(constructors=)", got=constructors, limit="an integer >= 1")
+    if constructors is not None:
+        check_integer("serve(constructors=)", constructors, 1)
+    check_above_0("serve(timeout=)", timeout)
     limits = limits or Limits()
     states = _states(resume, several)
     unknown = sorted(set(states) - set(pipelines))
@@ -186,6 +188,7 @@ class Service:
         DeadlineError
             Some ranks did not finish in time; they are named, and nothing has changed.
         """
+        check_above_0("reshard(timeout=)", timeout)
         declared = replace(self._pipeline(pipeline), topology=topology)
         key = pipeline or MAIN
         changes = _of_topology(declared, *self._hosting[key])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from megadask.indexing.known import check_known
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import RESERVED
 from megadask.scheduling.lanes import shards_of
@@ -98,13 +99,8 @@ class Source:
         if not isinstance(self.name, str) or not self.name or "/" in self.name:
             raise ConfigError("Source(name)", got=repr(self.name), limit="a string without '/'")
         for what in ("lanes", "loaders", "shadows", "max_consecutive_errors"):
-            value, least = getattr(self, what), int(what != "shadows")
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(
-                    f"Source({self.name!r}, {what}=)",
-                    got=repr(value),
-                    limit=f"an integer >= {least}",
-                )
+            least = int(what != "shadows")
+            check_integer(f"Source({self.name!r}, {what}=)", getattr(self, what), least)
         if not isinstance(self.shuffle, int) or self.shuffle < 0:
             raise ConfigError(
                 f"Source({self.name!r}, shuffle=)",

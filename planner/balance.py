@@ -15,6 +15,7 @@ import numpy as np
 
 from megadask.planner.assignment import assignment
 from megadask.planner.bound import imbalance, lower_bound
+from megadask.planner.checks import check_integer
 from megadask.planner.differencing import karmarkar_karp
 from megadask.planner.errors import ConfigError
 from megadask.planner.microbatches import heaviest_first
@@ -82,10 +83,7 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
         if name not in known:
             limit = f"one of {sorted(known)}" if known else "no options"
             raise ConfigError(f"option of balance({method!r})", got=repr(name), limit=limit)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ConfigError(
-                f"balance({method!r}, {name}=)", got=repr(value), limit="an integer >= 0"
-            )
+        check_integer(f"balance({method!r}, {name}=)", value, 0)
 
 
 def _in_order(problem: Problem, method: str, options: Mapping[str, Any]) -> Ints:

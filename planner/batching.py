@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import check_integer, is_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import Field, aligned_fields, position_field
 from megadask.planner.schedule import StepSchedule
@@ -58,12 +59,9 @@ class Batching(ABC):
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "micro_batch", "pad_to_multiple", "sequences", "position_axes"):
-            if not _is_count(getattr(self, name)):
-                raise ConfigError(
-                    self.says(name), got=repr(getattr(self, name)), limit="an integer >= 1"
-                )
+            check_integer(self.says(name), getattr(self, name), 1)
         number = self.global_batch
-        is_batch = isinstance(number, int) and _is_count(number) and number <= MOST_PACKS
+        is_batch = is_integer(number, 1) and number <= MOST_PACKS
         if not is_batch and not isinstance(number, StepSchedule):
             raise ConfigError(
                 self.says("global_batch"),
@@ -174,7 +172,7 @@ class Batching(ABC):
         """Check ``max_documents``, and put its default where it is None."""
         if most is None:
             object.__setattr__(self, "max_documents", max(16, self.seq_len // 32))
-        elif not _is_count(most):
+        elif not is_integer(most, 1):
             raise ConfigError(
                 self.says("max_documents"), got=repr(most), limit="an integer >= 1, or None"
             )
@@ -325,7 +323,3 @@ class Fixed(Batching):
     def longest_span(self) -> int:
         """The draw takes documents whole, and cuts them after that."""
         return ENDLESS
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

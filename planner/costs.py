@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from megadask.planner.checks import check_number
 from megadask.planner.errors import ConfigError, CostError
 from megadask.planner.fingerprint import display_name
 from megadask.planner.measured import Measured as Measured
@@ -256,8 +257,4 @@ def _check_fields(model: Transformer | VisionEncoder, positive: tuple[str, ...])
         if name in ("causal", "modality"):
             continue
         least = 1 if name in positive else 0
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not least <= value < np.inf:
-            raise ConfigError(
-                f"{type(model).__name__}({name}=)", got=repr(value), limit=f"a number >= {least}"
-            )
+        check_number(f"{type(model).__name__}({name}=)", value, least)

@@ -18,6 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError, PlanError
 from megadask.planner.problem import Ints, sums
 
@@ -45,8 +46,7 @@ class Context:
             raise ConfigError(
                 "context(layout=)", got=repr(self.layout), limit=f"one of {get_args(LayoutChoice)}"
             )
-        if not isinstance(self.tile, int) or isinstance(self.tile, bool) or self.tile < 1:
-            raise ConfigError("context(tile=)", got=repr(self.tile), limit="an integer >= 1")
+        check_integer("context(tile=)", self.tile, 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

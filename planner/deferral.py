@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.batching import Batching
+from megadask.planner.checks import check_integer
 from megadask.planner.costs import Cost, Tokens, evaluate
-from megadask.planner.errors import ConfigError
 from megadask.planner.lines import Bools, Ints, Lines, Readable
 from megadask.planner.metadata import Metadata
 from megadask.planner.sequences import padded_table
@@ -43,9 +43,7 @@ class Deferral:
 
     def __post_init__(self) -> None:
         for name in ("steps", "ways"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"defer({name}=)", got=repr(value), limit="an integer >= 1")
+            check_integer(f"defer({name}=)", getattr(self, name), 1)
 
     def costs(self, table: Metadata, batching: Batching) -> NDArray[np.int64]:
         """Return (N,) what spans cost, in the cost's unit; padded tokens count."""

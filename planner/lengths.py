@@ -6,11 +6,12 @@ Axes: N documents, I images.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import check_integer, check_number
 from megadask.planner.errors import ConfigError
 from megadask.planner.metadata import Metadata, Ragged
 
@@ -43,10 +44,10 @@ class Lognormal:
     clip: int | None = None
 
     def __post_init__(self) -> None:
-        _check_number("Lognormal(median=)", self.median, 1)
-        _check_number("Lognormal(sigma=)", self.sigma, 0)
+        check_number("Lognormal(median=)", self.median, 1)
+        check_number("Lognormal(sigma=)", self.sigma, 0)
         if self.clip is not None:
-            _check_count("Lognormal(clip=)", self.clip)
+            check_integer("Lognormal(clip=)", self.clip, 1)
 
     def sample(self, rng: np.random.Generator, size: int) -> Metadata:
         """Return a table of ``size`` documents."""
@@ -82,9 +83,9 @@ class ImageText:
     clip: int | None = None
 
     def __post_init__(self) -> None:
-        _check_count("ImageText(most_images=)", self.most_images)
+        check_integer("ImageText(most_images=)", self.most_images, 1)
         if self.clip is not None:
-            _check_count("ImageText(clip=)", self.clip)
+            check_integer("ImageText(clip=)", self.clip, 1)
 
     def sample(self, rng: np.random.Generator, size: int) -> Metadata:
         """Return a table of ``size`` documents."""
@@ -117,22 +118,11 @@ def mix(name: str, context: int) -> tuple[dict[str, Distribution], dict[str, flo
     """
     if name not in _MIXES:
         raise ConfigError("lengths.mix(name)", got=repr(name), limit=f"one of {sorted(_MIXES)}")
-    _check_count("lengths.mix(context)", context)
+    check_integer("lengths.mix(context)", context, 1)
     sources: dict[str, Distribution] = {
         source: replace(law, clip=context) for source, (_, law) in _MIXES[name].items()
     }
     return sources, {source: share for source, (share, _) in _MIXES[name].items()}
-
-
-def _check_number(what: str, value: Any, least: int) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not least <= value < np.inf:
-        raise ConfigError(what, got=repr(value), limit=f"a number >= {least}")
-
-
-def _check_count(what: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(what, got=repr(value), limit="an integer >= 1")
 
 
 #: Name to (share, law) of each source; clipped to the context by `mix`.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from megadask.planner.batching import Batching
+from megadask.planner.checks import check_integer
 from megadask.planner.deferral import Deferral
 from megadask.planner.errors import ConfigError
 from megadask.planner.weights import MixBy
@@ -61,6 +62,5 @@ class DrawRules:
                 raise ConfigError(f"{name}=", got=repr(value), limit=f"one of {choices}")
         for name in ("window", "patience", "epochs"):
             value = getattr(self, name)
-            valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            if not valid and not (name == "epochs" and value is None):
-                raise ConfigError(f"{name}=", got=repr(value), limit="an integer >= 1")
+            if not (name == "epochs" and value is None):
+                check_integer(f"{name}=", value, 1)

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.fingerprint import fingerprint, from_import_path, import_path
 from megadask.planner.weights import check_names, finite, not_negative, quantise
@@ -344,9 +345,8 @@ def _stored(value: object, what: str) -> _Stored:
 
 
 def _step(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{what}: step", got=repr(value), limit="an integer >= 0")
-    return value
+    check_integer(f"{what}: step", value, 0)
+    return int(value)
 
 
 def _check_steps(what: str, start: int, stop: int) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from megadask.planner.checks import check_above_0, check_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.pipelining import one_forward_one_backward
 
@@ -54,13 +55,8 @@ class Trainer:
             raise ConfigError(
                 "simulate(sync=)", got=repr(self.sync), limit=f"one of {get_args(Sync)}"
             )
-        if not isinstance(self.pp, int) or isinstance(self.pp, bool) or self.pp < 1:
-            raise ConfigError("simulate(pp=)", got=repr(self.pp), limit="an integer >= 1")
-        is_number = isinstance(self.backward, int | float) and not isinstance(self.backward, bool)
-        if not is_number or not 0 < self.backward < np.inf:
-            raise ConfigError(
-                "simulate(backward=)", got=repr(self.backward), limit="a number above 0"
-            )
+        check_integer("simulate(pp=)", self.pp, 1)
+        check_above_0("simulate(backward=)", self.backward)
 
     def run(
         self,

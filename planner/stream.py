@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.batching import Batching
+from megadask.planner.checks import check_integer
 from megadask.planner.draw import Draw, DrawRules, Starved, Stop, draw
 from megadask.planner.errors import ConfigError
 from megadask.planner.graph import DGraph, recorded
@@ -96,11 +97,7 @@ class Stream:
         if not isinstance(self.sources, Mapping) or not self.sources:
             raise ConfigError("Stream(sources)", got=repr(self.sources), limit="name to lengths")
         for name, least in (("steps", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(
-                    f"Stream({name}=)", got=repr(value), limit=f"an integer >= {least}"
-                )
+            check_integer(f"Stream({name}=)", getattr(self, name), least)
         if isinstance(self.strategy, DGraph) and self.strategy.topology != self.topology:
             raise ConfigError(
                 "Stream(topology=)",

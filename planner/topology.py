@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.meshtree import html_tree, text_tree
 
@@ -72,10 +73,7 @@ class ClientPlaceTree:
             if isinstance(size, np.integer):
                 size = int(size)
                 object.__setattr__(self, axis, size)
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ConfigError(
-                    f"ClientPlaceTree({axis}=)", got=repr(size), limit="an integer >= 1"
-                )
+            check_integer(f"ClientPlaceTree({axis}=)", size, 1)
         object.__setattr__(self, "order", tuple(self.order))
         if sorted(self.order) != sorted(AXES):
             raise ConfigError(

@@ -219,7 +219,7 @@ def _aligned(sample: Sample, form: Form, length: int) -> dict[str, NDArray[Any]]
                 f"a sample's field {field.name!r}",
                 got=f"{array.dtype} of shape {array.shape}",
                 limit=f"{field.dtype} of shape {(*field.shape, length)}",
-                remedy="Packed(position_axes=) says how many axes positions have."
+                remedy="position_axes= of the batching says how many axes positions have."
                 if field.name == "position_ids"
                 else None,
             )

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from megadask.planner.batching import Batching
+from megadask.planner.checks import check_above_0, check_integer
 from megadask.planner.draw import DrawRules
-from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import StepSchedule
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
@@ -131,10 +131,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            value = getattr(self, limit.name)
-            least = 0 if limit.name.endswith("_bytes") else 1e-3
-            if not isinstance(value, int | float) or value < least:
-                raise ConfigError(f"Limits({limit.name}=)", got=repr(value), limit=f">= {least}")
+            what, value = f"Limits({limit.name}=)", getattr(self, limit.name)
+            if limit.name.endswith("_s"):
+                check_above_0(what, value)
+            else:
+                check_integer(what, value, 1 if limit.name == "lead_steps" else 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import is_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.tables import MOST_TOKENS
 from megadask.readers.arrow import ArrowIpc
@@ -156,7 +157,7 @@ def _length(value: Any, column: str, shard: Shard, row: int) -> int | None:
         return len(value)
     if value is None:
         return None
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if is_integer(value, 0):
         return value
     raise ConfigError(
         f"column {column!r} of {shard.name}, row {row}",

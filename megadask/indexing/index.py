@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from megadask.indexing.sidecar import BATCH_ROWS, header_of, row_of, schema_of
 from megadask.planner.batching import Packed
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.planner.state import LaneCursor
@@ -99,8 +100,7 @@ def index(
     SourceError
         Storage fails, or too many records in a row are bad.
     """
-    if not isinstance(workers, int) or workers < 1:
-        raise ConfigError("index(workers=)", got=repr(workers), limit="an integer >= 1")
+    check_integer("index(workers=)", workers, 1)
     spec = _spec(source, pipeline)
     (url,) = absolute(os.fspath(path))
     counts = dict.fromkeys(Verdict, 0)

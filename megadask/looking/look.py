@@ -18,6 +18,7 @@ import numpy as np
 from megadask.looking.looks import Look, Preview, ShardLook, SourceLook
 from megadask.pipeline import Pipeline
 from megadask.planner.batching import Packed
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.ids import SampleId, Verdict
 from megadask.planner.metadata import Ragged
@@ -70,8 +71,7 @@ def look(
         Naming what is not a source, or has nothing to read.
     """
     for name, value, least in (("num", num, 1), ("samples", samples, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"look({name}=)", got=repr(value), limit=f"an integer >= {least}")
+        check_integer(f"look({name}=)", value, least)
     if isinstance(what, Source):
         # Batching does not matter: records are looked at before they are cut.
         what = Pipeline(sources=[what], batching=Packed(seq_len=1024, global_batch=1))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.readers.paths import DataFile, Paths, absolute, expand
 from megadask.scheduling.reading import BadRecord, Shard, TruncatedShard, fingerprint_shards
@@ -128,5 +129,4 @@ def check_has_columns(url: str, columns: Sequence[str] | None, names: Sequence[s
 def check_positive(owner: str, **values: object) -> None:
     """Raise ConfigError where an option is not an integer of at least 1."""
     for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{owner}({name}=)", got=repr(value), limit="an integer >= 1")
+        check_integer(f"{owner}({name}=)", value, 1)

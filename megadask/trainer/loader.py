@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from distributed import Client, Security
 
+from megadask.planner.checks import check_above_0, check_integer
 from megadask.planner.errors import ConfigError
 from megadask.saved import another_pipeline, differences, read_saved, to_saved
 from megadask.scheduling.delivery import StepFacts
@@ -90,9 +91,8 @@ def connect(
     DeadlineError
         The scheduler does not answer.
     """
-    for name, value in (("prefetch", prefetch), ("timeout", timeout)):
-        if value <= 0:
-            raise ConfigError(f"connect({name}=)", got=value, limit="> 0")
+    check_integer("connect(prefetch=)", prefetch, 1)
+    check_above_0("connect(timeout=)", timeout)
     if isinstance(keys, str):
         raise ConfigError("connect(keys=)", got=repr(keys), limit="a list of names")
     form = Form(preset=preset, names=names or {}, pin_memory=pin_memory)
@@ -213,8 +213,7 @@ class Loader:
         one may run ahead of the others by ``Limits(lead_steps=)`` steps. What it has passed and the
         others have not is kept in this process. They give the same tensors, not copies.
         """
-        if count < 1:
-            raise ConfigError("iterators(count)", got=count, limit=">= 1")
+        check_integer("iterators(count)", count, 1)
         if self._confirmed is not None:
             raise ConfigError("iterators(count) of a loader with confirm=True", got=count)
         self._tee = Tee(self, count, self._begin_pass())
@@ -257,8 +256,7 @@ class Loader:
         Here for loops that call it, as they do for ``DistributedSampler``. The epoch of a sample is
         in its `SampleId`; to begin elsewhere use `load_state_dict`.
         """
-        if integer("set_epoch(epoch)", epoch) < 0:
-            raise ConfigError("set_epoch(epoch)", got=epoch, limit=">= 0")
+        check_integer("set_epoch(epoch)", epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands: behind the last batch that it gave out.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from megadask.planner.checks import is_integer
 from megadask.planner.errors import ConfigError
 
 
@@ -24,6 +25,6 @@ def own_rank() -> int:
 
 def integer(what: str, value: Any) -> int:
     """Return an integer that somebody gave; raises ConfigError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_integer(value):
         raise ConfigError(what, got=repr(value), limit="an integer")
     return value

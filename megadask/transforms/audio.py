@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import check_above_0
 from megadask.planner.errors import ConfigError
 from megadask.transforms.images import check_counts
-from megadask.transforms.transform import Record, Sample, TransformError
+from megadask.transforms.transform import InPlace, Record, Sample, TransformError, column_of
 
 #: Rates that recordings come in, per second. Resampling takes time and memory by the rate.
 _RATES = range(1_000, 384_001)
@@ -31,7 +32,7 @@ Signal = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class LogMel:
+class LogMel(InPlace):
     """Make log-mel frames of the recordings of a column, as Whisper's encoder takes them.
 
     A recording is averaged over its channels and resampled. Its record gets under ``column`` a list
@@ -65,16 +66,6 @@ class LogMel:
     window: int = 400
     max_seconds: float = 120.0
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of a record that it reads; it keeps the others."""
-        return (self.column,)
-
-    @property
-    def keeps_columns(self) -> bool:
-        """Whether what comes after it in a chain sees the other columns, too."""
-        return True
-
     def __post_init__(self) -> None:
         check_counts(self, ("sample_rate", "n_mels", "hop", "window"))
         if self.sample_rate not in _RATES:
@@ -83,8 +74,7 @@ class LogMel:
                 got=self.sample_rate,
                 limit=f"{_RATES[0]} to {_RATES[-1]}",
             )
-        if not 0 < self.max_seconds < math.inf:
-            raise ConfigError("LogMel(max_seconds=)", got=repr(self.max_seconds), limit="> 0")
+        check_above_0("LogMel(max_seconds=)", self.max_seconds)
         if not (mel_bands(self.sample_rate, self.window, self.n_mels).sum(axis=0) > 0).all():
             raise ConfigError(
                 "LogMel(n_mels=)",
@@ -95,13 +85,7 @@ class LogMel:
 
     def __call__(self, record: Record) -> Sample:
         """Return the record with frames; raises TransformError for what is no recording."""
-        if self.column not in record:
-            raise TransformError(
-                f"the record has no column {self.column!r}",
-                got=f"columns {sorted(record)}",
-                limit=self.column,
-            )
-        value = record[self.column]
+        value = column_of(record, self.column)
         items = value if isinstance(value, list) else [value]
         return {**record, self.column: [self._frames(item) for item in items]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.transforms.transform import Record, Results, Sample, transform_fingerprint
 
@@ -25,8 +26,7 @@ class Batched:
     def __init__(self, function: Callable[[Sequence[Record]], Results], size: int = 64) -> None:
         if not callable(function):
             raise ConfigError("Batched(function)", got=repr(function), limit="a function")
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError("Batched(size=)", got=repr(size), limit="an integer >= 1")
+        check_integer("Batched(size=)", size, 1)
         self.function = function
         self.batch_records = size
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
-from megadask.transforms.transform import Record, Sample, TransformError
+from megadask.transforms.transform import InPlace, Record, Sample, TransformError, column_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -29,7 +30,7 @@ _FORMATS = {"AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"}
 
 
 @dataclass(frozen=True)
-class DecodeImage:
+class DecodeImage(InPlace):
     """Decode the images of a column and cut each into square patches, as vision encoders take them.
 
     An image is resized, keeping its proportions as far as whole patches allow, so that it has at
@@ -66,16 +67,6 @@ class DecodeImage:
     max_pixels: int = 64_000_000
     merge: int = 1
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of a record that it reads; it keeps the others."""
-        return (self.column,)
-
-    @property
-    def keeps_columns(self) -> bool:
-        """Whether what comes after it in a chain sees the other columns, too."""
-        return True
-
     def __post_init__(self) -> None:
         check_counts(self, ("patch", "max_patches", "max_pixels", "merge"))
         check_patches(self.max_patches, self.merge, "DecodeImage")
@@ -83,13 +74,7 @@ class DecodeImage:
 
     def __call__(self, record: Record) -> Sample:
         """Return the record with patches; raises TransformError for what is no image."""
-        if self.column not in record:
-            raise TransformError(
-                f"the record has no column {self.column!r}",
-                got=f"columns {sorted(record)}",
-                limit=self.column,
-            )
-        value = record[self.column]
+        value = column_of(record, self.column)
         items = value if isinstance(value, list | tuple) else [value]
         pairs = [self._patches(item) for item in items]
         return {
@@ -225,11 +210,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 def check_counts(options: Any, names: Sequence[str]) -> None:
     """Raise ConfigError for options of a transform that are no whole numbers above 0."""
     for name in names:
-        value = getattr(options, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(
-                f"{type(options).__name__}({name}=)", got=repr(value), limit="an integer >= 1"
-            )
+        check_integer(f"{type(options).__name__}({name}=)", getattr(options, name), 1)
 
 
 def check_patches(max_patches: int, merge: int, name: str) -> None:

@@ -22,6 +22,7 @@ from megadask.transforms.transform import (
     Sample,
     TextEncoder,
     TransformError,
+    column_of,
     text_of,
     transform_fingerprint,
 )
@@ -164,7 +165,7 @@ class Chat:
         return _fingerprint(self)
 
     def _messages(self, record: Record) -> list[tuple[str, str]]:
-        messages = _column(record, self.column)
+        messages = column_of(record, self.column)
         if not isinstance(messages, list | tuple | np.ndarray):
             raise TransformError(
                 f"column {self.column!r} is not a conversation",
@@ -277,7 +278,7 @@ class Group:
 
         Raises TransformError where the column holds no list of texts.
         """
-        responses = _column(record, self.responses)
+        responses = column_of(record, self.responses)
         is_list = isinstance(responses, list | tuple | np.ndarray)
         if not is_list or not all(isinstance(one, str) for one in responses):
             raise TransformError(
@@ -314,14 +315,6 @@ def _fingerprint(made: _Made) -> str:
     """Return the fields as text, the encoder by its own fingerprint."""
     fields = {name: value for name, value in vars(made).items() if name != "encoder"}
     return f"{type(made).__name__}({transform_fingerprint(made.encoder)}, {fields})"
-
-
-def _column(record: Record, column: str) -> Any:
-    if column not in record:
-        raise TransformError(
-            f"the record has no column {column!r}", got=f"columns {sorted(record)}", limit=column
-        )
-    return record[column]
 
 
 def _end(encoder: TextEncoder) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.transforms.bytes import Bytes
 from megadask.transforms.transform import (
@@ -73,12 +74,8 @@ class Placeholders:
 
     def __post_init__(self) -> None:
         for name, least in (("token", 0), ("merge", 1), ("every", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(
-                    f"Placeholders({name}=)", got=repr(value), limit=f"an integer >= {least}"
-                )
-        if not all(hasattr(self.encoder, name) for name in ("encode", "eos_id")):
+            check_integer(f"Placeholders({name}=)", getattr(self, name), least)
+        if not isinstance(self.encoder, TextEncoder):
             raise ConfigError(
                 "Placeholders(encoder=)",
                 got=type(self.encoder).__name__,

@@ -55,6 +55,22 @@ class TextEncoder(Protocol):
         ...
 
 
+class InPlace:
+    """A transform that changes one column of a record and passes the others on."""
+
+    column: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record that it reads; it keeps the others."""
+        return (self.column,)
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether what comes after it in a chain sees the other columns, too."""
+        return True
+
+
 def wants_rng(transform: Transform) -> bool:
     """Whether a transform asks for a generator: has a parameter ``rng``, to be passed by name.
 
@@ -98,6 +114,15 @@ def _repr(value: object) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
+def column_of(record: Record, column: str) -> Any:
+    """Return what is in a column. Raises TransformError where there is no such column."""
+    if column not in record:
+        raise TransformError(
+            f"the record has no column {column!r}", got=f"columns {sorted(record)}", limit=column
+        )
+    return record[column]
+
+
 def text_of(record: Record, column: str) -> str:
     """Return the text in a column. Raises TransformError where there is none."""
     text: str = column_value(record, column, str)
@@ -106,11 +131,7 @@ def text_of(record: Record, column: str) -> str:
 
 def column_value(record: Record, column: str, kind: Any) -> Any:
     """Return the value of a column, which must be of a kind."""
-    if column not in record:
-        raise TransformError(
-            f"the record has no column {column!r}", got=f"columns {sorted(record)}", limit=column
-        )
-    value = record[column]
+    value = column_of(record, column)
     if not isinstance(value, kind):
         raise TransformError(
             f"column {column!r} is not a text",

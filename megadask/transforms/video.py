@@ -24,14 +24,14 @@ from megadask.transforms.images import (
     open_image,
     readable,
 )
-from megadask.transforms.transform import Record, Sample, TransformError
+from megadask.transforms.transform import InPlace, Record, Sample, TransformError, column_of
 
 if TYPE_CHECKING:
     from PIL import Image
 
 
 @dataclass(frozen=True)
-class Frames:
+class Frames(InPlace):
     """Take frames of the videos of a column and cut each into square patches.
 
     All frames of a video are resized alike, as the first one is wide and high, so that they have
@@ -75,16 +75,6 @@ class Frames:
     max_frames: int = 4096
     max_pixels: int = 1_000_000_000
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of a record that it reads; it keeps the others."""
-        return (self.column,)
-
-    @property
-    def keeps_columns(self) -> bool:
-        """Whether what comes after it in a chain sees the other columns, too."""
-        return True
-
     def __post_init__(self) -> None:
         counts = ("patch", "max_patches", "every", "merge", "max_frames", "max_pixels")
         check_counts(self, counts if self.num_frames is None else (*counts, "num_frames"))
@@ -99,13 +89,7 @@ class Frames:
 
     def __call__(self, record: Record) -> Sample:
         """Return the record with patches; raises TransformError for what is no video."""
-        if self.column not in record:
-            raise TransformError(
-                f"the record has no column {self.column!r}",
-                got=f"columns {sorted(record)}",
-                limit=self.column,
-            )
-        value = record[self.column]
+        value = column_of(record, self.column)
         videos = value if _is_several(value) else [value]
         pairs = [self._patches(video) for video in videos]
         return {
