@@ -265,6 +265,7 @@ class Service:
             "loader_bytes": limits.loader_bytes,
             "lead_steps": limits.lead_steps,
             "lease_s": limits.lease_s,
+            "silent_s": limits.silent_s,
             "recovery_s": limits.recovery_s,
             "restart": pipeline.restart,
             "detached": self._detached,

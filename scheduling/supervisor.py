@@ -20,6 +20,7 @@ from megadask.scheduling.errors import ClosedError, ServiceError
 from megadask.scheduling.resharding import reshard
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
+from megadask.scheduling.watch import Watch
 from megadask.scheduling.wire import ARRIVAL, SUPERVISOR
 
 #: So many services that have ended are remembered, for trainers that ask about them.
@@ -41,6 +42,8 @@ class Supervisor(SchedulerPlugin):
         self._custody = Custody(self._roles)
         self._roles.on_arrival = self._worker_came
         self._tasks: set[asyncio.Task[None]] = set()
+        watch = Watch(scheduler, self._roles, self._runs, self._worker_is_lost)
+        self._watching = asyncio.create_task(watch.watch(), name="megadask watch")
         scheduler.handlers[SUPERVISOR] = self.handle
         scheduler.handlers[ARRIVAL] = self._roles.worker_came
 
@@ -48,10 +51,14 @@ class Supervisor(SchedulerPlugin):
         """Tell the trainers that the cluster goes."""
         for run in self._runs.values():
             run.close("the Dask scheduler was closed")
+        self._watching.cancel()
         await self._roles.close()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         """Re-create what a lost worker held."""
+        self._worker_is_lost(worker)
+
+    def _worker_is_lost(self, worker: str) -> None:
         self._roles.worker_left(worker)
         for run in self._runs.values():
             if not run.over:
