@@ -274,10 +274,15 @@ def loaders_of(record: RunRecord) -> list[Owner]:
     return [*record.loaders.values(), *(one for own in record.shadows.values() for one in own)]
 
 
+def owners_of(record: RunRecord) -> list[Owner]:
+    """Return who holds any role."""
+    actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
+    return [*loaders_of(record), *actors]
+
+
 def _burden(record: RunRecord) -> dict[str, int]:
     """Return how many roles every worker bears."""
     burden: dict[str, int] = {}
-    actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
-    for owner in [*loaders_of(record), *actors]:
+    for owner in owners_of(record):
         burden[owner.address] = burden.get(owner.address, 0) + 1
     return burden

@@ -13,11 +13,13 @@ from typing import Any
 from distributed import Scheduler, SchedulerPlugin
 from distributed.comm.core import Comm
 from distributed.metrics import time
+from distributed.scheduler import WorkerState
 
 from megadask.scheduling.calls import CALLS
 from megadask.scheduling.custody import Custody
 from megadask.scheduling.errors import ClosedError, ServiceError
 from megadask.scheduling.resharding import reshard
+from megadask.scheduling.retiring import holders, retire
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
 from megadask.scheduling.watch import Watch
@@ -63,6 +65,13 @@ class Supervisor(SchedulerPlugin):
         for run in self._runs.values():
             if not run.over:
                 self._spawn(self._custody.recover(run, worker))
+
+    def valid_workers_downscaling(
+        self, scheduler: Scheduler, workers: list[WorkerState]
+    ) -> list[WorkerState]:
+        """Keep adaptive scaling from closing workers that hold roles."""
+        held = holders(self._runs.values())
+        return [worker for worker in workers if worker.address not in held]
 
     def _worker_came(self) -> None:
         """Let shadows begin that had no worker."""
@@ -112,6 +121,15 @@ class Supervisor(SchedulerPlugin):
             return await self._stats(known)
         if call == "reshard":
             return await reshard(known, self._custody, **arguments)
+        if call == "retire":
+            runs = list(self._runs.values())
+            return await retire(
+                scheduler=self._scheduler,
+                roles=self._roles,
+                custody=self._custody,
+                runs=runs,
+                **arguments,
+            )
         if call == "join":
             self._drop_lapsed(known)
         return await CALLS[call](known, **arguments)

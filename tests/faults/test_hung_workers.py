@@ -1,4 +1,4 @@
-"""Workers that hang without dying: their roles move, and what they say when they wake is ignored."""
+"""Workers that hang without dying: their roles move, and what they say later is ignored."""
 
 from __future__ import annotations
 
