@@ -31,7 +31,7 @@ def difference(before: str, after: str) -> list[Any]:
 
 
 def applied(before: str, delta: Sequence[Any]) -> str:
-    """Return the state behind a step. Raises StateError where the delta is not one of ``before``."""
+    """Return the state behind a step. Raises StateError for a delta of another state."""
     try:
         change, checksum = delta
         after = _dumped(_applied(json.loads(before), change))
@@ -131,9 +131,7 @@ def _key_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
 
 def _apply_keys(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     changes = change[_KEYS]
-    return {
-        key: _applied(old.get(key), changes.get(key)) for key in change.get("order", list(old))
-    }
+    return {key: _applied(old.get(key), changes.get(key)) for key in change.get("order", list(old))}
 
 
 # Rows of a span table ----------------------------------------------------------------------------

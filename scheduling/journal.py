@@ -1,7 +1,7 @@
 """The committed record on storage: immutable, hash-chained objects on any fsspec path.
 
-Object ``generation-G/S.kind`` holds one line of JSON (version, kind, hash of the object before it and
-of this one) and the body, compressed. Object stores have neither append nor rename, so nothing
+Object ``generation-G/S.kind`` holds one line of JSON (version, kind, hash of the object before it
+and of this one) and the body, compressed. Object stores have neither append nor rename, so nothing
 is ever changed: the head is the valid chain of the highest generation. A chain begins with a
 ``full`` object and holds others now and then; from each of them on it can be read and verified
 alone, and each names the first object that is still kept.
@@ -116,7 +116,7 @@ class Journal:
         return place
 
     def prune(self, place: Place) -> None:
-        """Remove what lies before an object: older generations, and older objects of the present one.
+        """Remove what lies before an object: older generations, older objects of the present one.
 
         The full object that was written last has to name it. What cannot be removed stays, and
         does no harm.
@@ -187,7 +187,8 @@ class Journal:
         names = [name for name in names if _sequence_of(name) >= first]
         entries: list[Entry] = []
         previous = None if first else ""  # what is before a later beginning need not be there
-        for number, (name, data) in enumerate(zip(names, self._get(generation, names), strict=True)):
+        contents = self._get(generation, names)
+        for number, (name, data) in enumerate(zip(names, contents, strict=True)):
             header, packed = self._header(data), data[data.find(b"\n") + 1 :]
             follows = _sequence_of(name) == first + number
             if header is None and follows and number == len(names) - 1:

@@ -196,7 +196,7 @@ def test_what_was_written_does_not_change(path: str) -> None:
     assert {name: content(path, name) for name in before} == before
 
 
-# From full objects on ------------------------------------------------------------------------------
+# From full objects on ---------------------------------------------------------------------------
 
 
 def long(path: str, *, kept: int = 0) -> Journal:
