@@ -174,7 +174,7 @@ class Pipeline:
             declared = {
                 "transform": transform_fingerprint(source.transform),
                 "lanes": source.num_lanes,
-                "on_error": source.on_error,
+                "on_error": _on_error_text(source),
                 "payload": [source.extras, source.modalities, source.size],
                 "num_shards": len(shards),
                 "shards": fingerprint_shards(shards),
@@ -324,9 +324,10 @@ class Pipeline:
 
     def _check_pickles(self) -> None:
         parts: dict[str, Any] = {
-            f"source {source.name!r}: the reader or the transform": (
+            f"source {source.name!r}: the reader, the transform or on_error": (
                 source.reader,
                 source.transform,
+                source.on_error,
             )
             for source in self.sources
         }
@@ -355,3 +356,9 @@ class Pipeline:
             and old["num_shards"] <= len(shards)
             and old["shards"] == fingerprint_shards(shards[: old["num_shards"]])
         )
+
+
+def _on_error_text(source: Source) -> str:
+    """Return a text that differs where other records would be skipped."""
+    on_error = source.on_error
+    return on_error if isinstance(on_error, str) else transform_fingerprint(on_error)

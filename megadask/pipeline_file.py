@@ -62,6 +62,7 @@ def load(path: str) -> dict[str, Any]:
         "topology": _topology,
         "strategy": _strategy,
         "batching": lambda where, value: _component(where, value, md),
+        "collate": lambda _, value: value if value is None else from_import_path(value),
     }
     return {
         name: known[name](f"{path}: {name}", value) if name in known else value
@@ -150,6 +151,9 @@ def _sources(where: str, value: Any) -> list[Source]:
             arguments["transform"] = _component(
                 f"{place}.transform", arguments["transform"], md.transforms
             )
+        on_error = arguments.get("on_error")
+        if isinstance(on_error, str) and ":" in on_error:
+            arguments["on_error"] = from_import_path(on_error)
         sources.append(call(place, Source, {"name": name, **arguments}))
     return sources
 

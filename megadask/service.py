@@ -196,6 +196,32 @@ class Service:
         self.pipelines[key] = declared
         return int(step)
 
+    def retire(self, worker: str | int, *, timeout: float = 60.0) -> str:
+        """Move everything that a worker does for any service of the cluster to other workers.
+
+        It gets nothing new from then on, and can be closed: ``client.retire_workers([address])``.
+        Nothing is interrupted, and nothing changes in what trainers get.
+
+        Parameters
+        ----------
+        worker
+            Its address, or its name in Dask.
+        timeout
+            How long that may take, in seconds.
+
+        Returns
+        -------
+        str
+            Its address.
+
+        Raises
+        ------
+        ServiceError
+            There is no such worker, or no other one to take over from it.
+        """
+        key = next(iter(self.pipelines), None)
+        return str(self._ask(key, "retire", may_take_s=timeout, worker=worker))
+
     def audit(self, pipeline: str | None = None) -> dict[str, Any]:
         """Return what was planned, delivered, repeated, lost, skipped, filtered and unread.
 
@@ -268,6 +294,7 @@ class Service:
             "loader_bytes": limits.loader_bytes,
             "lead_steps": limits.lead_steps,
             "lease_s": limits.lease_s,
+            "silent_s": limits.silent_s,
             "recovery_s": limits.recovery_s,
             "restart": pipeline.restart,
             "detached": self._detached,

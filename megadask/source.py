@@ -12,9 +12,9 @@ from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import RESERVED
 from megadask.scheduling.lanes import shards_of
+from megadask.scheduling.policy import Action, OnError
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.shuffle import BLOCK_ROWS
-from megadask.scheduling.spec import OnError
 from megadask.transforms import Transform
 from megadask.transforms.columns import lean, with_columns
 
@@ -44,7 +44,9 @@ class Source:
         when its loader is lost. Each may hold ``Limits(loader_bytes=)`` of samples more.
     on_error
         What a record that cannot be decoded or transformed does: ``"raise"`` ends the run with the
-        record's own error, ``"skip"`` passes it over and counts it.
+        record's own error, ``"skip"`` passes it over and counts it. A function of the error and of
+        the place of the record (source, shard and row as text) returns one of these; it has to
+        return the same whenever the record is read.
     max_consecutive_errors
         So many skips in a row end the run all the same.
     metadata
@@ -105,11 +107,11 @@ class Source:
                 got=repr(self.shuffle),
                 limit="True, False, or the rows of a block, an integer >= 1",
             )
-        if self.on_error not in get_args(OnError):
+        if self.on_error not in get_args(Action) and not callable(self.on_error):
             raise ConfigError(
                 f"Source({self.name!r}, on_error=)",
                 got=repr(self.on_error),
-                limit=f"one of {get_args(OnError)}",
+                limit=f"one of {get_args(Action)}, or a function that returns one",
             )
         if not isinstance(self.reader, Reader):
             raise ConfigError(

@@ -235,17 +235,18 @@ def table_from_json(data: Mapping[str, Any]) -> Metadata:
     return Metadata(columns, items)
 
 
-def _narrow(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns of which those that hold one value say it once; `_widen` inverts it."""
-    narrow = dict(data)
+def narrow(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns of which those that hold one value say it once; `widen` inverts it."""
+    narrowed = dict(data)
     for name, values in data.items():
         # The position tells how many rows there are.
         if name != "position" and ":" not in name and values.count(values[0]) == len(values):
-            narrow[name] = values[0]
-    return narrow
+            narrowed[name] = values[0]
+    return narrowed
 
 
-def _widen(data: Mapping[str, Any]) -> dict[str, Any]:
+def widen(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Invert `narrow`."""
     num_rows = len(data["position"])
     return {
         name: values if isinstance(values, list) else [values] * num_rows
@@ -259,7 +260,7 @@ def _source_to_dict(state: SourceState) -> dict[str, Any]:
         "lanes": [[lane.position, lane.shard, lane.row] for lane in state.lanes],
     }
     if state.outstanding.num_rows:
-        data["outstanding"] = _narrow(table_to_json(state.outstanding))
+        data["outstanding"] = narrow(table_to_json(state.outstanding))
     if state.lengths:
         data["lengths"] = list(state.lengths)
     if state.ended:
@@ -280,5 +281,5 @@ def _source_from_dict(data: Mapping[str, Any]) -> SourceState:
     return (
         state
         if outstanding is None
-        else replace(state, outstanding=table_from_json(_widen(outstanding)))
+        else replace(state, outstanding=table_from_json(widen(outstanding)))
     )

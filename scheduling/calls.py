@@ -6,7 +6,6 @@ something changes, it waits for that, up to ``wait_s`` seconds.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -72,9 +71,7 @@ async def commit(
         record.check_planner(incarnation)
         if not record.is_turn(generation, step, num_events):
             return False
-        await run.write("plan", plan)
-        record.commit(generation, incarnation, step, num_events, plan)
-        record.unread = dict(unread)
+        await run.commit(incarnation, plan, unread)
     run.bump()
     return True
 
@@ -84,8 +81,7 @@ async def event(run: Run, weights: Mapping[str, float], at_step: int | None) -> 
     async with run.commits:
         run.check_open()
         step = run.record.event_step(at_step)
-        await run.write("event", json.dumps({"step": step, "weights": dict(weights)}).encode())
-        run.record.add_event(weights, step)
+        await run.add_event(weights, step)
     run.bump()
     return step
 
@@ -140,7 +136,7 @@ async def acknowledge(run: Run, generation: int, marks: list[list[int]]) -> None
     record.acknowledge(generation, {rank: (step, micro) for rank, step, micro in marks})
     if record.low > before:
         async with run.commits:
-            await run.write("marks", json.dumps({"low": record.low}).encode())
+            await run.note_low()
         run.bump()
 
 

@@ -73,6 +73,15 @@ class Custody:
             run.error = pack_error(error)
             run.close("a lost worker could not be replaced")
 
+    async def vacate(self, run: Run, worker: str) -> None:
+        """Move what a worker holds to others, while it goes on until they have it.
+
+        Raises LostError if nobody can take it; what has not moved by then stays.
+        """
+        async with run.custody:
+            await self._replace(run, worker, is_lost=False)
+            await self._tend(run)
+
     async def tend(self, run: Run) -> None:
         """Give loaders the shadows that they lack, as far as there are workers for them."""
         async with run.custody:
@@ -80,22 +89,23 @@ class Custody:
 
     async def status(self, run: Run) -> dict[str, Any]:
         """Return what loaders and constructors say of themselves."""
-        record = run.record
-        loaders = [
-            {"source": source, "lanes": list(lanes), "worker": owner.address}
-            | await self._roles.loader_status(owner)
-            for (source, lanes), owner in record.loaders.items()
-        ]
-        shadows = [
-            {"source": source, "lanes": list(lanes), "worker": owner.address}
-            | await self._roles.loader_status(owner)
-            for (source, lanes), standbys in record.shadows.items()
-            for owner in standbys
-        ]
-        constructors = [
-            {"worker": owner.address} | await self._roles.actor_status(owner)
-            for owner in record.constructors.values()
-        ]
+        record, roles = run.record, self._roles
+
+        async def of_loader(source: str, lanes: tuple[int, ...], owner: Owner) -> dict[str, Any]:
+            known = {"source": source, "lanes": list(lanes), "worker": owner.address}
+            return known | await roles.loader_status(owner)
+
+        async def of_actor(owner: Owner) -> dict[str, Any]:
+            return {"worker": owner.address} | await roles.actor_status(owner)
+
+        # All at once: those on a worker that hangs are waited for once.
+        loaders, shadows, constructors = await asyncio.gather(
+            asyncio.gather(*(of_loader(*key, owner) for key, owner in record.loaders.items())),
+            asyncio.gather(
+                *(of_loader(*key, one) for key, own in record.shadows.items() for one in own)
+            ),
+            asyncio.gather(*map(of_actor, record.constructors.values())),
+        )
         planner = record.planner.address if record.planner else None
         return {
             "loaders": loaders,
@@ -126,28 +136,41 @@ class Custody:
         record.planner = None
         await asyncio.gather(*(self._roles.stop_actor(run.name, owner) for owner in actors))
 
-    async def _replace(self, run: Run, worker: str) -> None:
+    async def _replace(self, run: Run, worker: str, *, is_lost: bool = True) -> None:
+        """Put others in the place of all roles of a worker.
+
+        Actors that are lost end first: where they are pinned to, one may come again. Those of a
+        worker that lives go on until their successor is there.
+        """
         record = run.record
         if run.over:
             return
+        gone = [owner for owner in loaders_of(record) if owner.address == worker]
         promoted = self._promote(run, worker)
         await asyncio.gather(*(self._roles.promote_loader(owner) for owner in promoted))
+        kept = loaders_of(record)
+        await asyncio.gather(*(self._roles.stop_loader(one) for one in gone if one not in kept))
         for (source, lanes), owner in list(record.loaders.items()):
             if owner.address == worker:
                 now = await self._cast(run, partial(self._new_loader, run, source))
                 record.loaders[source, lanes] = now
                 self._moved(run, f"loader of {source!r}", owner, now)
+                await self._roles.stop_loader(owner)
         for part, owner in list(record.constructors.items()):
             if owner.address == worker:
-                await self._roles.stop_actor(run.name, owner)
+                if is_lost:
+                    await self._roles.stop_actor(run.name, owner)
                 now = await self._cast(run, partial(self._new_constructor, run, part))
                 record.constructors[part] = now
                 self._moved(run, "constructor", owner, now)
+                await self._roles.stop_actor(run.name, owner)
         if record.planner is not None and record.planner.address == worker:
             owner = record.planner
-            await self._roles.stop_actor(run.name, owner)
+            if is_lost:
+                await self._roles.stop_actor(run.name, owner)
             record.planner = await self._cast(run, partial(self._new_planner, run))
             self._moved(run, "planner", owner, record.planner)
+            await self._roles.stop_actor(run.name, owner)
 
     def _promote(self, run: Run, worker: str) -> list[Owner]:
         """Put shadows in the place of loaders on a lost worker, and return them."""
@@ -246,11 +269,20 @@ def spread(weights: Sequence[int], workers: Sequence[str], used: Mapping[str, in
     return placed
 
 
+def loaders_of(record: RunRecord) -> list[Owner]:
+    """Return the loaders of all sources, and the standbys."""
+    return [*record.loaders.values(), *(one for own in record.shadows.values() for one in own)]
+
+
+def owners_of(record: RunRecord) -> list[Owner]:
+    """Return who holds any role."""
+    actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
+    return [*loaders_of(record), *actors]
+
+
 def _burden(record: RunRecord) -> dict[str, int]:
     """Return how many roles every worker bears."""
     burden: dict[str, int] = {}
-    owners = [*record.loaders.values(), *record.constructors.values()]
-    owners += [owner for standbys in record.shadows.values() for owner in standbys]
-    for owner in [*owners, *([record.planner] if record.planner else [])]:
+    for owner in owners_of(record):
         burden[owner.address] = burden.get(owner.address, 0) + 1
     return burden

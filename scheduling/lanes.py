@@ -20,6 +20,7 @@ from megadask.planner.state import LaneCursor
 from megadask.scheduling.batched import Outcome, transformed_ahead
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.known import Entry
+from megadask.scheduling.policy import skips
 from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard, close_rows
 from megadask.scheduling.samples import Sample, check_sample
 from megadask.scheduling.shuffle import BlockOrder, Row, rows_of_block, shard_order, shuffled
@@ -207,12 +208,13 @@ def judge(spec: SourceSpec, epoch: int, lane: int, at: LaneCursor, record: Any, 
     read = partial(Read, position=at.position, shard=at.shard, row=at.row, where=where)
     if isinstance(record, BadRecord | TruncatedShard):
         reason = record.reason if isinstance(record, BadRecord) else str(record)
-        if spec.on_error == "raise":
-            raise SourceError(
-                f"source {spec.name!r}: bad record in {where}",
-                got=reason,
-                remedy='Repair it, or let Source(on_error="skip") pass it over.',
-            )
+        bad = SourceError(
+            f"source {spec.name!r}: bad record in {where}",
+            got=reason,
+            remedy='Repair it, or let Source(on_error="skip") pass it over.',
+        )
+        if not skips(spec.on_error, bad, f"source {spec.name!r}, {where}"):
+            raise bad
         verdict = Verdict.SKIPPED if isinstance(record, BadRecord) else Verdict.TOMBSTONE
         return read(verdict=verdict, reason=f"{where}: {reason}")
     if isinstance(record, Entry):
@@ -227,7 +229,7 @@ def judge(spec: SourceSpec, epoch: int, lane: int, at: LaneCursor, record: Any, 
             remedy="Return None to drop a record, or raise an ordinary error.",
         ) from error
     except Exception as error:  # a transform is the user's code and may raise anything
-        if spec.on_error == "raise":
+        if not skips(spec.on_error, error, f"source {spec.name!r}, {where}"):
             error.add_note(f"MegaDask: source {spec.name!r}, {where}, epoch {epoch}")
             raise
         reason = f"{where}: {type(error).__name__}: {error}"

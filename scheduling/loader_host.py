@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -57,12 +57,14 @@ class LoaderHost(WorkerPlugin):
         for incarnation in list(self._hosted):
             self._release(incarnation)
 
-    async def handle(self, call: str, incarnation: str, **arguments: Any) -> Any:
-        """Carry out one call: open, describe, serve, serve_items, promote, status or release."""
+    async def handle(self, call: str, incarnation: str = "", **arguments: Any) -> Any:
+        """Carry out one call: open, release, retain, or one to a loader."""
         if call == "open":
             return await self._open(incarnation, **arguments)
         if call == "release":
             return self._release(incarnation)
+        if call == "retain":
+            return self._retain(**arguments)
         hosted = self._hosted.get(incarnation)
         if hosted is None:
             raise StaleError(
@@ -96,6 +98,11 @@ class LoaderHost(WorkerPlugin):
         loader = SourceLoader(spec, limit_bytes, standby=standby)
         self._hosted[incarnation] = _Hosted(loader, thread)
         return None
+
+    def _retain(self, incarnations: Collection[str]) -> None:
+        """Let all loaders go but those that the Supervisor knows of."""
+        for incarnation in set(self._hosted).difference(incarnations):
+            self._release(incarnation)
 
     def _release(self, incarnation: str) -> None:
         hosted = self._hosted.pop(incarnation, None)

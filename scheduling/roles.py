@@ -38,6 +38,7 @@ class Roles:
         self._actors: dict[str, tuple[Any, Any]] = {}  # incarnation to future and actor
         self._lock = asyncio.Lock()
         self._hosts: set[str] = set()  # workers that said that they can host loaders
+        self._retiring: set[str] = set()  # workers that get no roles any more
         self._changes = Signal()
         self.on_arrival: Callable[[], None] = lambda: None  # called when a worker can hold roles
 
@@ -57,20 +58,49 @@ class Roles:
     def workers(self) -> list[str]:
         """Return the addresses of the workers that can hold roles, in a fixed order."""
         known = self._scheduler.workers
-        hosts = [known[address] for address in self._hosts if address in known]
+        hosts = [known[one] for one in self._hosts - self._retiring if one in known]
         # What a worker says itself may come before Dask's own news that it is running.
         return sorted(host.address for host in hosts if host.status.name in ("init", "running"))
 
     def worker_came(self, worker: str) -> None:
         """Note that a worker can hold roles from now on."""
-        self._hosts.add(worker)
-        self._changes.set()
-        self.on_arrival()
+        self._retiring.discard(worker)  # one of that address before it
+        self._arrived(worker)
 
     def worker_left(self, worker: str) -> None:
         """Note that a worker is lost."""
         self._hosts.discard(worker)
         self._changes.set()
+
+    async def take_back(self, worker: str, keep: Collection[str]) -> bool:
+        """Use a worker again that was given up, once it has closed what it lost meanwhile.
+
+        keep: incarnations of the loaders that are still its own. Returns whether it answers.
+        """
+        call = getattr(self._scheduler.rpc(worker), LOADER_HOST)(
+            call="retain", incarnations=list(keep)
+        )
+        try:
+            await within(5.0, call, f"{worker} to close its loaders")
+        except Exception as error:  # it may be lost, or stopped again, at this very moment
+            logger.info("%s does not answer: %s", worker, error)
+            return False
+        if worker in self._scheduler.workers:
+            self._arrived(worker)
+        return True
+
+    def retire(self, worker: str) -> None:
+        """Give a worker no roles from now on; those that it has are somebody else's to move."""
+        self._retiring.add(worker)
+
+    def keep_on(self, worker: str) -> None:
+        """Give a worker roles as before."""
+        self._retiring.discard(worker)
+
+    def _arrived(self, worker: str) -> None:
+        self._hosts.add(worker)
+        self._changes.set()
+        self.on_arrival()
 
     async def other_workers(self, avoid: Collection[str], seconds: float) -> list[str]:
         """Return `workers` but for some, waiting until there is one or the time is over."""
@@ -154,7 +184,7 @@ class Roles:
         future, actor = self._actors.pop(owner.incarnation, (None, None))
         if future is None:
             return
-        if owner.address in self._scheduler.workers:
+        if owner.address in self._hosts:
             with contextlib.suppress(Exception):  # it may be lost at this very moment
                 await within(5.0, actor.close(), f"an actor of {run} to close")
         client = await self.client()
@@ -164,7 +194,7 @@ class Roles:
 
     async def stop_loader(self, owner: Owner) -> None:
         """Let a loader go; one that is lost already is gone."""
-        if owner.address in self._scheduler.workers:
+        if owner.address in self._hosts:
             with contextlib.suppress(Exception):  # it may be lost at this very moment
                 call = getattr(self._scheduler.rpc(owner.address), LOADER_HOST)(
                     call="release", incarnation=owner.incarnation

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from megadask.planner.errors import ConfigError
+from megadask.planner.state import MixtureEvent
 from megadask.planner.topology import ClientPlaceTree
+from megadask.scheduling.checkpoint import Checkpoint
 from megadask.scheduling.errors import ClosedError, ServiceError, pack_error
-from megadask.scheduling.journal import Entry, Journal, Kind, acknowledged_step, events_of
+from megadask.scheduling.journal import Journal
+from megadask.scheduling.kept import Kept, last
 from megadask.scheduling.point import Point
 from megadask.scheduling.record import RunRecord
 from megadask.scheduling.wire import Signal
@@ -27,6 +29,8 @@ class Run:
         What `megadask.serve` sent: plain values, and pickles that are never opened here.
     client
         The Dask client that started it.
+    checkpoint
+        Writes the journal, if there is one.
     active
         Whether the planner may plan; a pipeline that restarts rests between its passes.
     version
@@ -41,12 +45,14 @@ class Run:
         Packed error of a role that cannot go on.
     heard
         Incarnation of a constructor to the last version that it has taken up.
+    mixtures
+        All that were ever set: a run that goes back comes by them again.
     """
 
     record: RunRecord
     header: Mapping[str, Any]
     client: str
-    journal: Journal | None
+    checkpoint: Checkpoint | None
     active: bool
     changed: Signal = field(default_factory=Signal)
     version: int = 0
@@ -55,6 +61,7 @@ class Run:
     closed: str | None = None
     error: bytes | None = None
     heard: dict[str, int] = field(default_factory=dict)
+    mixtures: list[MixtureEvent] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -85,12 +92,37 @@ class Run:
         """Return the answer to calls about a run that is closed or has failed."""
         return {"status": "closed", "reason": self.closed or "it failed", "error": self.error}
 
-    async def write(self, kind: Kind, body: bytes) -> None:
+    async def commit(self, incarnation: str, plan: bytes, unread: Mapping[str, int | None]) -> None:
+        """Commit the next step, whose turn it is; for whoever holds ``commits``."""
+        record = self.record
+        if self.checkpoint is not None:
+            await self._write(self.checkpoint.step, record.planner_point.state, plan)
+        # What the journal has is committed, also if the planner was replaced meanwhile.
+        life = incarnation if record.planner is None else record.planner.incarnation
+        record.commit(record.generation, life, record.next_step, len(record.events), plan)
+        record.unread = dict(unread)
+        if self.checkpoint is not None and self.checkpoint.is_full_due:
+            await self._write(self.checkpoint.full, self._kept())
+
+    async def add_event(self, weights: Mapping[str, float], step: int) -> None:
+        """Commit new mixture weights; for whoever holds ``commits``."""
+        if self.checkpoint is not None:
+            await self._write(self.checkpoint.event, step, dict(weights))
+        self.record.add_event(weights, step)
+        self.mixtures.append(self.record.events[-1])
+
+    async def note_low(self) -> None:
+        """Write which steps all ranks have acknowledged; for whoever holds ``commits``."""
+        if self.checkpoint is not None:
+            await self._write(self.checkpoint.marks, self.record.low)
+
+    def _kept(self) -> Kept:
+        return Kept.of(self.record, self.header["components"], self.mixtures)
+
+    async def _write(self, write: Callable[..., None], *arguments: Any) -> None:
         """Write to the journal; what cannot be written is not committed, and ends the run."""
-        if self.journal is None:
-            return
         try:
-            await asyncio.to_thread(self.journal.append, kind, body)
+            await asyncio.to_thread(write, *arguments)
         except ServiceError as error:
             self.error = pack_error(error)
             self.close("its journal cannot be written")
@@ -109,13 +141,9 @@ class Run:
         axis = changes["axis"]
         async with self.commits:
             self.header = {**self.header, **changes}
+            self._end_generation()
             self.record.reshard(step, topology, axis if isinstance(axis, str) else tuple(axis))
-            try:
-                await self._begin_journal()
-            except ServiceError as error:
-                self.error = pack_error(error)
-                self.close("its journal cannot be written")
-                raise
+            await self._begin_generation()
         self.bump()
 
     async def turn_pass(self) -> None:
@@ -130,14 +158,20 @@ class Run:
         self.bump()
 
     async def _open(self, origin: Point) -> None:
+        self._end_generation()
         self.record.open_generation(origin)
-        await self._begin_journal()
+        await self._begin_generation()
 
-    async def _begin_journal(self) -> None:
-        """Begin the chain of the record's generation."""
-        if self.journal is not None:
-            generation, body = self.record.generation, opening(self.header, self.record)
-            await asyncio.to_thread(self.journal.begin, generation, body)
+    def _end_generation(self) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.acknowledged(self.record.low)
+
+    async def _begin_generation(self) -> None:
+        """Take up the mixtures that were ever set from here on, and begin the journal's chain."""
+        record = self.record
+        record.events = [event for event in self.mixtures if event.step >= record.origin.step]
+        if self.checkpoint is not None:
+            await self._write(self.checkpoint.begin, self._kept())
 
 
 def new_run(name: str, header: Mapping[str, Any], client: str) -> Run:
@@ -153,31 +187,22 @@ def new_run(name: str, header: Mapping[str, Any], client: str) -> Run:
         lanes=header["lanes"],
         origin=Point.from_json(header["origin"]),
     )
-    journal = None
+    run = Run(record, header, client, None, active=not header["restart"])
     if header["checkpoint"]:
         journal = Journal(header["checkpoint"])
-        entries = journal.head()
-        _check_accounted(journal.path, entries, header)
-        record.events = [event for event in events_of(entries) if event.step >= record.origin.step]
+        kept = last(journal.head())
+        _check_accounted(journal.path, kept, header)
+        run.mixtures = [] if kept is None else kept.mixture_events()
+        record.events = [event for event in run.mixtures if event.step >= record.origin.step]
         record.generation = max(journal.generations(), default=0) + 1
-        journal.begin(record.generation, opening(header, record))
-    return Run(record, header, client, journal, active=not header["restart"])
+        run.checkpoint = Checkpoint(journal)
+        run.checkpoint.begin(run._kept())
+    return run
 
 
-def opening(header: Mapping[str, Any], record: RunRecord) -> bytes:
-    """Return the first entry of a generation's journal."""
-    return json.dumps(
-        {
-            "run": record.name,
-            "components": header["components"],
-            "origin": record.origin.to_json(),
-            "events": [[event.step, dict(event.weights)] for event in record.events],
-        }
-    ).encode()
-
-
-def _check_accounted(path: str, entries: list[Entry], header: Mapping[str, Any]) -> None:
-    done = acknowledged_step(entries)
+def _check_accounted(path: str, kept: Kept | None, header: Mapping[str, Any]) -> None:
+    # Those of an earlier generation count: a generation begins at its origin.
+    done = 0 if kept is None else kept.low[0]
     if done and not header["resumed"]:
         raise ConfigError(
             f"the checkpoint path {path} holds a run",

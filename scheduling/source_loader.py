@@ -27,6 +27,7 @@ from megadask.scheduling.fillers import Planned, failure, filler
 from megadask.scheduling.forward import Forward
 from megadask.scheduling.item_payload import served_items
 from megadask.scheduling.lanes import Read, check_failures, describe_lane, read_rows
+from megadask.scheduling.policy import skips
 from megadask.scheduling.reading import close_rows
 from megadask.scheduling.samples import (
     Sample,
@@ -304,13 +305,16 @@ class SourceLoader:
 
     def _fill(self, key: _Key, planned: Planned, reason: str) -> Sample:
         """Return a filler, if the policy allows it (rule 6)."""
-        if self.spec.on_error == "raise" or (planned.checksum and self.spec.modalities):
-            raise SourceError(
-                f"source {self.spec.name!r}: a sample is not what was known of it",
-                got=reason,
-                remedy="Lengths must be those that the transform makes; index the source anew, or "
-                'let Source(on_error="skip") put fillers in their place.',
-            )
+        unlike = SourceError(
+            f"source {self.spec.name!r}: a sample is not what was known of it",
+            got=reason,
+            remedy="Lengths must be those that the transform makes; index the source anew, or "
+            'let Source(on_error="skip") put fillers in their place.',
+        )
+        has_items = planned.checksum and self.spec.modalities
+        where = f"source {self.spec.name!r}, {reason}"
+        if has_items or not skips(self.spec.on_error, unlike, where):
+            raise unlike
         self._note(reason)
         self.filled[key] = reason
         return filler(planned.length, self.spec.form)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.assemble import ARRAY_KEYS, TOKEN_KEYS
 from megadask.scheduling.items import item_keys
+from megadask.scheduling.policy import OnError
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.samples import Form
-
-OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +120,10 @@ class Limits:
         How long a role waits for a lost partner to be re-created.
     lease_s
         How long a trainer or driver may be silent before its claim lapses.
+    silent_s
+        How long a worker may be silent before its roles move to others, for one that hangs without
+        dying; the least of all services on a cluster counts. Shorter than ``reply_s``, so that
+        calls to it find a successor before their own deadline.
     """
 
     loader_bytes: int = 64 * 2**20
@@ -129,6 +132,7 @@ class Limits:
     reply_s: float = 60.0
     recovery_s: float = 60.0
     lease_s: float = 60.0
+    silent_s: float = 20.0
 
     def __post_init__(self) -> None:
         for limit in fields(self):

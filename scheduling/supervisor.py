@@ -13,13 +13,16 @@ from typing import Any
 from distributed import Scheduler, SchedulerPlugin
 from distributed.comm.core import Comm
 from distributed.metrics import time
+from distributed.scheduler import WorkerState
 
 from megadask.scheduling.calls import CALLS
 from megadask.scheduling.custody import Custody
 from megadask.scheduling.errors import ClosedError, ServiceError
 from megadask.scheduling.resharding import reshard
+from megadask.scheduling.retiring import holders, retire
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
+from megadask.scheduling.watch import Watch
 from megadask.scheduling.wire import ARRIVAL, SUPERVISOR
 
 #: So many services that have ended are remembered, for trainers that ask about them.
@@ -41,6 +44,8 @@ class Supervisor(SchedulerPlugin):
         self._custody = Custody(self._roles)
         self._roles.on_arrival = self._worker_came
         self._tasks: set[asyncio.Task[None]] = set()
+        watch = Watch(scheduler, self._roles, self._runs, self._worker_is_lost)
+        self._watching = asyncio.create_task(watch.watch(), name="megadask watch")
         scheduler.handlers[SUPERVISOR] = self.handle
         scheduler.handlers[ARRIVAL] = self._roles.worker_came
 
@@ -48,14 +53,25 @@ class Supervisor(SchedulerPlugin):
         """Tell the trainers that the cluster goes."""
         for run in self._runs.values():
             run.close("the Dask scheduler was closed")
+        self._watching.cancel()
         await self._roles.close()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         """Re-create what a lost worker held."""
+        self._worker_is_lost(worker)
+
+    def _worker_is_lost(self, worker: str) -> None:
         self._roles.worker_left(worker)
         for run in self._runs.values():
             if not run.over:
                 self._spawn(self._custody.recover(run, worker))
+
+    def valid_workers_downscaling(
+        self, scheduler: Scheduler, workers: list[WorkerState]
+    ) -> list[WorkerState]:
+        """Keep adaptive scaling from closing workers that hold roles."""
+        held = holders(self._runs.values())
+        return [worker for worker in workers if worker.address not in held]
 
     def _worker_came(self) -> None:
         """Let shadows begin that had no worker."""
@@ -105,6 +121,15 @@ class Supervisor(SchedulerPlugin):
             return await self._stats(known)
         if call == "reshard":
             return await reshard(known, self._custody, **arguments)
+        if call == "retire":
+            runs = list(self._runs.values())
+            return await retire(
+                scheduler=self._scheduler,
+                roles=self._roles,
+                custody=self._custody,
+                runs=runs,
+                **arguments,
+            )
         if call == "join":
             self._drop_lapsed(known)
         return await CALLS[call](known, **arguments)

@@ -141,16 +141,15 @@ class _Notes:
             elif isinstance(value, int | float | np.number | bool):
                 self.scalars.setdefault(name, {})[number] = float(value)
         if shows:
-            self.previews.append(self._preview(lane, shard, read))
+            self.previews.append(self._preview(lane, read))
 
-    def _preview(self, lane: int, shard: int, read: Read) -> Preview:
+    def _preview(self, lane: int, read: Read) -> Preview:
         assert read.sample is not None
         tokens = read.sample["tokens"][:PREVIEW_TOKENS]
         rest = {name: value for name, value in self.watched.sample.items() if name != "tokens"}
         return Preview(
             id=SampleId(self.spec.name, 0, lane, read.position),
-            shard=self.spec.reader.shards()[shard].name,
-            row=read.row,
+            where=read.where,
             num_tokens=len(read.sample["tokens"]),
             tokens=np.array(tokens),
             text=_decoded(self.watched.transform, tokens),

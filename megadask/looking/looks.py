@@ -51,8 +51,8 @@ class Preview:
     ----------
     id
         Its name in epoch 0. Its position is right where the rows of the shards before are known.
-    shard, row
-        Where it lies.
+    where
+        Shard and row that it lies in.
     num_tokens
         Its length.
     tokens
@@ -66,8 +66,7 @@ class Preview:
     """
 
     id: SampleId
-    shard: str
-    row: int
+    where: str
     num_tokens: int
     tokens: NDArray[Any]
     text: str | None
@@ -80,7 +79,7 @@ class Preview:
         rest = "".join(f", {name}: {value}" for name, value in self.fields.items())
         if self.text is None:
             rest += f"; from {', '.join(f'{name}: {v}' for name, v in self.record.items())}"
-        return f"{self.shard}, row {self.row}: {self.num_tokens} tokens {shown}{rest}"
+        return f"{self.where}: {self.num_tokens} tokens {shown}{rest}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -76,13 +77,14 @@ def test_everything_is_counted_and_bad_records_are_named() -> None:
     st.integers(1, 60),
     st.booleans(),
     st.integers(1, 5),
+    st.booleans(),
 )
 def test_it_reads_so_many_records_or_all_there_are(
-    lengths: list[list[int]], num: int, spread: bool, lanes: int
+    lengths: list[list[int]], num: int, spread: bool, lanes: int, shuffle: bool
 ) -> None:
     counted = iter(range(10_000))
     shards = [[{"id": next(counted), "length": n} for n in shard] for shard in lengths]
-    made = md.Source("a", MemoryReader(shards), transform=unfold, lanes=lanes)
+    made = md.Source("a", MemoryReader(shards), transform=unfold, lanes=lanes, shuffle=shuffle)
     one = md.look(made, num, spread=spread, samples=3)["a"]
     total = sum(map(len, lengths))
     assert one.num_read == len(one.lengths) == min(num, total)
@@ -92,12 +94,14 @@ def test_it_reads_so_many_records_or_all_there_are(
     assert len(one.samples) <= 3
     assert made.reader.num_open == 0
     for sample in one.samples:  # an id names the record that was read
-        record = shards[int(sample.shard.partition("#")[2])][sample.row]
+        shard, row = map(int, re.findall(r"\d+", sample.where))
+        record = shards[shard][row]
         assert sample.num_tokens == record["length"]
         assert sample.tokens[0] == record["id"] * 10_000
-        lane, position = sample.id.lane, sample.id.position
-        mine = [r for k in range(lane, len(shards), made.num_lanes) for r in shards[k]]
-        assert mine[position] == record
+        if not shuffle:
+            lane, position = sample.id.lane, sample.id.position
+            mine = [r for k in range(lane, len(shards), made.num_lanes) for r in shards[k]]
+            assert mine[position] == record
 
 
 def test_the_first_records_are_those_of_a_run() -> None:

@@ -118,3 +118,10 @@ def test_what_is_wrong_is_named_with_its_place(old: str, new: str, named: str) -
 def test_a_file_that_is_missing_is_named() -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         md.Pipeline.from_yaml("nowhere.yaml")
+
+
+def test_other_batches_and_a_collate() -> None:
+    text = TEXT[: TEXT.index("topology:")] + "batching: {Padded: {seq_len: 64, global_batch: 4}}\n"
+    pipeline = read(text + "collate: builtins:dict\n")
+    assert pipeline.batching == md.Padded(seq_len=64, global_batch=4)
+    assert pipeline.collate is dict

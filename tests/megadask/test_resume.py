@@ -685,9 +685,9 @@ def test_acknowledged_steps_without_a_state_are_an_error(
     generations = journal.generations()
     assert len(generations) == 2
     kinds = [[entry.kind for entry in journal.read(number)] for number in generations]
-    assert all(kind[0] == "open" for kind in kinds)
-    # One plan for every step from where it was resumed, and the end.
-    assert kinds[1].count("plan") == len(spans_by_step(rest)) + 1
+    assert all(kind[0] == "full" for kind in kinds)
+    # One delta for every step from where it was resumed, and the end.
+    assert kinds[1].count("step") == len(spans_by_step(rest)) + 1
 
 
 def test_a_journal_without_acknowledged_steps_may_be_taken_over(

@@ -18,7 +18,7 @@ import megadask as md
 from megadask.trainer.presets import FACTS
 from tests.conftest import make_cluster
 from tests.megadask.helpers import faulty
-from tests.megadask.helpers.data import corpus, pipeline, records
+from tests.megadask.helpers.data import corpus, pipeline, records, unfold_small
 from tests.megadask.helpers.ranks import connect, run
 from tests.megadask.helpers.seen import Seen, digest, drain, see, shape, spans_of
 from tests.test_docs import blocks
@@ -270,10 +270,6 @@ def docs_step_loss() -> Any:
     return namespace["step_loss"]
 
 
-def small(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tokens": np.arange(record["length"]) * (record["id"] + 1) % 512}
-
-
 class Net(torch.nn.Module):
     """Looks at all tensors of a batch: tokens, positions and where documents begin."""
 
@@ -300,7 +296,7 @@ def test_50_batches_are_one_graph(client: Client, name: str) -> None:
         seq_len=64,
         topology=md.ClientPlaceTree(),
         global_batch=2,
-        sources={"transform": small},
+        sources={"transform": unfold_small},
     )
     torch._dynamo.reset()
     counter = CompileCounter()
@@ -322,7 +318,7 @@ def test_a_microbatch_without_targets_gives_0_and_a_finite_gradient(
 ) -> None:
     """One document for two ranks: one of them gets a filler."""
     step_loss = docs_step_loss()
-    made = pipeline({"a": records([50])}, sources={"transform": small})
+    made = pipeline({"a": records([50])}, sources={"transform": unfold_small})
     with md.serve(made, client, name=name) as service:
         batches = [batch for seen in run(service, list) for batch in seen]
     assert sorted(batch["num_loss_tokens"] for batch in batches) == [0] * (len(batches) - 1) + [49]

@@ -11,8 +11,7 @@ import fsspec
 import pytest
 
 from megadask.scheduling.errors import JournalError
-from megadask.scheduling.journal import Journal, acknowledged_step, events_of
-from megadask.scheduling.point import Point
+from megadask.scheduling.journal import Journal
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -43,17 +42,15 @@ def content(path: str, name: str) -> bytes:
     return data
 
 
-def opening(step: int = 0, events: list[object] | None = None) -> bytes:
-    origin = Point(step=step, state="").to_json()
-    return json.dumps({"origin": origin, "events": events or []}).encode()
+OPENING = b'{"step": 0}'
 
 
 def written(path: str, generation: int = 1, plans: int = 4) -> Journal:
     """Return a journal of the opening and so many plans; a body may hold anything."""
     journal = Journal(path)
-    journal.begin(generation, opening())
+    journal.begin(generation, OPENING)
     for number in range(plans):
-        journal.append("plan", b"\x00\n{" * number)
+        journal.append("step", b"\x00\n{" * number)
     return journal
 
 
@@ -61,7 +58,7 @@ def bodies(path: str, generation: int = 1) -> list[bytes]:
     return [entry.body for entry in Journal(path).read(generation)]
 
 
-WHOLE = [opening(), *(b"\x00\n{" * number for number in range(4))]
+WHOLE = [OPENING, *(b"\x00\n{" * number for number in range(4))]
 
 
 def test_what_was_written_is_read(path: str) -> None:
@@ -70,18 +67,18 @@ def test_what_was_written_is_read(path: str) -> None:
     written(path)
     entries = Journal(path).read(1)
     assert [entry.body for entry in entries] == WHOLE
-    assert [entry.kind for entry in entries] == ["open"] + ["plan"] * 4
+    assert [entry.kind for entry in entries] == ["full"] + ["step"] * 4
     assert [(entry.generation, entry.sequence) for entry in entries] == [(1, n) for n in range(5)]
     assert Journal(path + "/").head() == entries
 
 
 def test_generations_are_apart(path: str) -> None:
     journal = written(path)
-    journal.begin(3, opening(7))
+    journal.begin(3, b"7")
     journal.append("marks", b'{"low": [9, 0]}')
     assert Journal(path).generations() == [1, 3]
     assert bodies(path) == WHOLE
-    assert bodies(path, 3) == [opening(7), b'{"low": [9, 0]}']
+    assert bodies(path, 3) == [b"7", b'{"low": [9, 0]}']
     assert [entry.generation for entry in Journal(path).head()] == [3, 3]
 
 
@@ -89,7 +86,7 @@ def test_a_generation_begins_once(path: str) -> None:
     """Two services on one path would else overwrite each other's objects."""
     written(path)
     with pytest.raises(JournalError, match="has generation 1 already"):
-        Journal(path).begin(1, opening())
+        Journal(path).begin(1, OPENING)
     assert bodies(path) == WHOLE
 
 
@@ -103,7 +100,7 @@ def test_a_torn_tail_is_left_out(path: str, left: int) -> None:
 
 def test_a_generation_that_was_torn_at_its_beginning_is_no_head(path: str) -> None:
     journal = written(path)
-    journal.begin(2, opening(5))
+    journal.begin(2, b"5")
     name = files(path, 2)[0]
     overwrite(path, name, content(path, name)[:-3])
     assert bodies(path, 2) == []
@@ -124,7 +121,7 @@ def test_damage_in_the_middle_is_an_error(path: str, number: int, damage: str) -
             "torn": data[:-1],
             "empty": b"",
             "flipped": bytes([data[0] ^ 1]) + data[1:],
-            "alien": b'{"version": 1}\nabc',
+            "alien": b'{"version": 2}\nabc',
         }
         overwrite(path, name, changed[damage])
     with pytest.raises(JournalError, match=r"damaged.*0000"):
@@ -139,7 +136,7 @@ def test_an_object_of_another_chain_is_an_error(path: str, number: int) -> None:
     journal = Journal(other)
     journal.begin(1, b"another")
     for _ in range(number):
-        journal.append("plan", b"another")
+        journal.append("step", b"another")
     overwrite(path, files(path)[number], content(other, files(other)[number]))
     with pytest.raises(JournalError, match="damaged in its middle"):
         Journal(path).read(1)
@@ -169,8 +166,20 @@ def test_a_journal_of_another_version_is_named(path: str) -> None:
     header, _, body = content(path, name).partition(b"\n")
     newer = json.dumps({**json.loads(header), "version": 5}).encode()
     overwrite(path, name, newer + b"\n" + body)
-    with pytest.raises(JournalError, match=r"version.*5.*1"):
-        Journal(path).read(1)
+    for read in (lambda: Journal(path).read(1), Journal(path).head):
+        with pytest.raises(JournalError, match=r"version.*5.*2"):
+            read()
+
+
+def test_a_journal_of_the_version_before_is_named(path: str) -> None:
+    """Its objects had names without a kind."""
+    folder = f"{path}/generation-000001"
+    fs, root = fsspec.core.url_to_fs(folder)
+    fs.makedirs(root, exist_ok=True)
+    header = {"version": 1, "kind": "open", "previous": "", "body": ""}
+    overwrite(path, f"{root}/000000000", json.dumps(header).encode() + b"\n{}")
+    with pytest.raises(JournalError, match=r"version.*1.*2.*resume=state"):
+        Journal(path).head()
 
 
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -182,27 +191,105 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_what_was_written_does_not_change(path: str) -> None:
     journal = written(path, plans=1)
     before = {name: content(path, name) for name in files(path)}
-    journal.append("plan", b"more")
-    journal.begin(2, opening())
+    journal.append("step", b"more")
+    journal.begin(2, OPENING)
     assert {name: content(path, name) for name in before} == before
 
 
-def test_the_acknowledged_step_is_the_lowest_watermark_or_where_it_began(path: str) -> None:
-    assert acknowledged_step([]) == 0
-    journal = written(path)
-    assert acknowledged_step(journal.read(1)) == 0
-    journal.append("marks", b'{"low": [3, 1]}')
-    journal.append("marks", b'{"low": [5, 0]}')
-    journal.append("plan", b"")
-    assert acknowledged_step(journal.read(1)) == 5
-    journal.begin(2, opening(5))  # resumed, and nothing acknowledged since
-    assert acknowledged_step(journal.read(2)) == 5
+# From full objects on ---------------------------------------------------------------------------
 
 
-def test_events_of_a_chain_are_those_it_began_with_and_those_since(path: str) -> None:
+def long(path: str, *, kept: int = 0) -> Journal:
+    """Return a journal with full objects at 0, 3 and 6; the last names the first that is kept."""
     journal = Journal(path)
-    journal.begin(1, opening(2, [[4, {"a": 0.5}]]))
-    journal.append("event", b'{"step": 9, "weights": {"b": 1.0}}')
-    journal.append("plan", b"")
-    found = [(event.step, event.weights) for event in events_of(Journal(path).head())]
-    assert found == [(4, {"a": 0.5}), (9, {"b": 1.0})]
+    journal.begin(1, b"0")
+    for number in range(1, 9):
+        if number % 3:
+            journal.append("step", b"%d" % number)
+        else:
+            journal.append("full", b"%d" % number, kept=kept if number == 6 else 0)
+    return journal
+
+
+def test_the_head_begins_at_the_last_full_object(path: str) -> None:
+    long(path)
+    assert [entry.body for entry in Journal(path).head()] == [b"6", b"7", b"8"]
+    assert bodies(path) == [b"%d" % number for number in range(9)]
+
+
+@pytest.mark.parametrize("left", [0, 30, -1])
+def test_a_torn_full_object_at_the_tail_is_left_out(path: str, left: int) -> None:
+    journal = long(path)
+    journal.append("full", b"9", kept=6)
+    name = files(path)[-1]
+    overwrite(path, name, content(path, name)[:left])
+    assert [entry.body for entry in Journal(path).head()] == [b"6", b"7", b"8"]
+    assert len(bodies(path)) == 9
+
+
+def test_a_damaged_full_object_in_the_middle_is_an_error(path: str) -> None:
+    long(path)
+    name = files(path)[6]
+    overwrite(path, name, content(path, name)[:-1])
+    for read in (lambda: Journal(path).read(1), Journal(path).head):
+        with pytest.raises(JournalError, match=r"damaged.*000000006"):
+            read()
+
+
+def test_pruned_objects_are_gone_and_the_rest_is_verified(path: str) -> None:
+    journal = long(path, kept=3)
+    journal.prune((1, 3))
+    assert [name[-14:-5] for name in files(path)] == [f"{n:09d}" for n in range(3, 9)]
+    assert bodies(path) == [b"%d" % number for number in range(3, 9)]
+    journal.append("step", b"9")
+    assert [entry.body for entry in Journal(path).head()][-1] == b"9"
+    name = files(path)[1]
+    overwrite(path, name, content(path, files(path)[2]))
+    with pytest.raises(JournalError, match=r"damaged.*000000004"):
+        Journal(path).read(1)
+
+
+@pytest.mark.parametrize("left", [[0], [1], [0, 2], [1, 2], []])
+def test_pruning_that_was_broken_off_does_no_harm(path: str, left: list[int]) -> None:
+    """Object stores delete in any order."""
+    long(path, kept=3)
+    for number, name in enumerate(files(path)[:3]):
+        if number not in left:
+            fsspec.core.url_to_fs(path)[0].rm(name)
+    assert bodies(path) == [b"%d" % number for number in range(3, 9)]
+    Journal(path).head()
+
+
+def test_older_generations_are_pruned(path: str) -> None:
+    journal = written(path)
+    journal.begin(2, b"2")
+    journal.begin(4, b"4")
+    journal.prune((2, 0))
+    assert Journal(path).generations() == [2, 4]
+    assert bodies(path, 2) == [b"2"]
+
+
+def test_what_cannot_be_pruned_stays(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = long(path, kept=3)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(type(journal._fs), "rm_file", refuse)
+    journal.prune((1, 3))
+    assert bodies(path) == [b"%d" % number for number in range(3, 9)]
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "run")
+    journal = written(path)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    before = files(path)
+    with pytest.raises(JournalError, match="No space left"):
+        journal.append("step", b"more")
+    assert files(path) == before
+    assert bodies(path) == WHOLE

@@ -273,6 +273,30 @@ def test_bad_records_are_skipped_with_their_reason(bad: Any) -> None:
     assert reason.startswith("shard memory#0, row 1: ")
 
 
+def test_a_function_decides_about_every_bad_record() -> None:
+    asked = []
+
+    def decide(error: Exception, where: str) -> Any:
+        asked.append((type(error).__name__, where))
+        return "skip" if isinstance(error, SourceError) else "raise"
+
+    records = [*documents(2), BadRecord("line 7"), {"fails": True}]
+    one = loader(records, on_error=decide, transform=fail_on_request)
+    with pytest.raises(ValueError, match="as requested"):
+        everything(one)
+    assert asked == [
+        ("SourceError", "source 'web', shard memory#0, row 1"),
+        ("ValueError", "source 'web', shard memory#0, row 2"),
+    ]
+    assert len(one.skip_reasons) == 1
+
+
+def test_a_function_that_does_not_decide_is_named() -> None:
+    one = loader([BadRecord("line 7")], on_error=lambda error, where: None)
+    with pytest.raises(ConfigError, match=r"on_error=.*got None"):
+        everything(one)
+
+
 def test_only_some_reasons_are_kept() -> None:
     one = loader([BadRecord(str(k)) for k in range(50)] + documents(1), on_error="skip")
     everything(one)

@@ -28,6 +28,11 @@ def unfold(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"tokens": np.arange(first, first + int(record["length"]))}
 
 
+def unfold_small(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens of a small vocabulary, below 512, for models."""
+    return {"tokens": np.arange(record["length"]) * (record["id"] + 1) % 512}
+
+
 def unfold_masked(record: Mapping[str, Any]) -> dict[str, Any]:
     """Every third token is not to be predicted."""
     tokens = unfold(record)["tokens"]

@@ -1,0 +1,60 @@
+"""What a checkpoint folder of `megadask.serve` holds, read without a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megadask.planner.errors import StateError
+from megadask.saved import to_saved
+from megadask.scheduling.journal import Journal
+from megadask.scheduling.kept import Kept, replay
+from megadask.scheduling.point import Point
+
+
+def state_at(checkpoint: str, step: int | None = None) -> dict[str, Any]:
+    """Return the state before a step, as `Loader.state_dict` would have, from a service's journal.
+
+    For a model checkpoint whose loader state was lost: the step is that of the model. The journal
+    reaches back 100 to 200 steps behind what all ranks have acknowledged.
+
+    Parameters
+    ----------
+    checkpoint
+        Folder that was given to ``serve(checkpoint=)``; with several pipelines, with ``/NAME``.
+    step
+        The step to begin with. None: the first that some rank has not acknowledged; what was
+        trained on is not known from that, see docs/checkpoints.md.
+
+    Returns
+    -------
+    dict
+        For ``serve(resume=)``.
+
+    Raises
+    ------
+    StateError
+        The journal does not reach to that step; the error says how far it does.
+    JournalError
+        It is damaged, or of another version.
+    """
+    journal = Journal(checkpoint)
+    head = journal.head()
+    found: dict[int, Kept] = {}
+    low = (0, 0)
+    for kept in replay(journal.read(head[0].generation) if head else []):
+        found[kept.step] = kept
+        low = kept.low
+    if not found:
+        raise StateError("there is no journal here", got=checkpoint)
+    wanted = low[0] if step is None else step
+    if wanted not in found:
+        raise StateError(
+            f"the journal at {checkpoint} does not hold that state",
+            got=f"step {wanted}",
+            limit=f"steps {min(found)} to {max(found)}",
+        )
+    kept = found[wanted]
+    point = kept.point
+    if step is not None and point.microbatch:  # the generation began inside of it
+        point = Point(step=step, state=point.state)
+    return to_saved(kept.components, point)

@@ -1,0 +1,178 @@
+"""What a step changes in the planner state: small, and exact to the byte.
+
+A state is text of many integers of which a step moves few, by little. Whole numbers are kept as
+what is added to them, outstanding spans as which of them stay and which come new.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from megadask.planner.errors import StateError
+from megadask.planner.state import narrow, widen
+
+#: Marks in a delta: a value instead, integers added, keys changed, runs of rows.
+_WHOLE, _ADDED, _KEYS, _ROWS = "=", "+", "k", "r"
+
+
+def difference(before: str, after: str) -> list[Any]:
+    """Return plain JSON that makes ``after`` of ``before``, both JSON as `PlannerState` writes it.
+
+    `applied` inverts it. The last item is a checksum of ``after``.
+    """
+    old, new = json.loads(before), json.loads(after)
+    change = _difference(old, new)
+    if _dumped(_applied(old, change)) != after:  # equal values that read otherwise: 1 and 1.0
+        change = {_WHOLE: new}
+    return [change, zlib.crc32(after.encode())]
+
+
+def applied(before: str, delta: Sequence[Any]) -> str:
+    """Return the state behind a step. Raises StateError for a delta of another state."""
+    try:
+        change, checksum = delta
+        after = _dumped(_applied(json.loads(before), change))
+        found = zlib.crc32(after.encode())
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise StateError("a step cannot be replayed on this state", got=repr(error)) from error
+    if found != checksum:
+        raise StateError("a step was replayed to another state", got=found, limit=checksum)
+    return after
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _difference(old: Any, new: Any) -> Any:
+    """Return what makes ``new`` of ``old``; None where they are equal."""
+    if type(old) is type(new) and old == new and not isinstance(old, dict):
+        return None
+    numbers = _integers(old), _integers(new)
+    if None not in numbers and _shape(old) == _shape(new):
+        return {_ADDED: _sparse(*numbers)}  # type: ignore[arg-type]
+    if isinstance(old, dict) and isinstance(new, dict):
+        rows = _row_difference(old, new)
+        return _key_difference(old, new) if rows is None else rows
+    return {_WHOLE: new}
+
+
+def _applied(old: Any, change: Any) -> Any:
+    if change is None:
+        return old
+    if _WHOLE in change:
+        return change[_WHOLE]
+    if _ADDED in change:
+        numbers = _integers(old) or []
+        place = -1
+        pairs = iter(change[_ADDED])
+        for gap, added in zip(pairs, pairs, strict=True):
+            place += gap
+            numbers[place] += added
+        return _reshaped(old, iter(numbers))
+    return _apply_rows(old, change) if _ROWS in change else _apply_keys(old, change)
+
+
+# Integers, however nested ------------------------------------------------------------------------
+
+
+def _integers(value: Any) -> list[int] | None:
+    """Return the integers of nested lists, in order; None where there is anything else."""
+    if type(value) is int:
+        return [value]
+    if not isinstance(value, list):
+        return None
+    found: list[int] = []
+    for item in value:
+        inner = _integers(item)
+        if inner is None:
+            return None
+        found += inner
+    return found
+
+
+def _shape(value: Any) -> Any:
+    return [_shape(item) for item in value] if isinstance(value, list) else 0
+
+
+def _reshaped(like: Any, numbers: Iterator[int]) -> Any:
+    if isinstance(like, list):
+        return [_reshaped(item, numbers) for item in like]
+    return next(numbers)
+
+
+def _sparse(old: Sequence[int], new: Sequence[int]) -> list[int]:
+    """Return how far the next integer that changed is, and what is added to it, alternately."""
+    found, last = [], -1
+    for place, (was, now) in enumerate(zip(old, new, strict=True)):
+        if was != now:
+            found += [place - last, now - was]
+            last = place
+    return found
+
+
+# Keys --------------------------------------------------------------------------------------------
+
+
+def _key_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
+    """Return the changes by key, and the order of the keys where there are others."""
+    changes = {}
+    for key, value in new.items():
+        change = _difference(old[key], value) if key in old else {_WHOLE: value}
+        if change is not None:
+            changes[key] = change
+    if list(old) == list(new):
+        return {_KEYS: changes} if changes else None
+    return {_KEYS: changes, "order": list(new)}
+
+
+def _apply_keys(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    changes = change[_KEYS]
+    return {key: _applied(old.get(key), changes.get(key)) for key in change.get("order", list(old))}
+
+
+# Rows of a span table ----------------------------------------------------------------------------
+
+
+def _row_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
+    """Return which rows of a table stay and which are new; None for what is no table of columns.
+
+    Rows keep their order in canonical tables, so those that stay are runs of the old ones.
+    """
+    if not {"position", "start"} <= old.keys() or list(old) != list(new):
+        return None
+    if any(":" in name for name in new):
+        return None  # lists of items have offsets
+    if old == new:
+        return None if list(old.items()) == list(new.items()) else {_WHOLE: dict(new)}
+    old_N = {row: n for n, row in enumerate(zip(*widen(old).values(), strict=True))}
+    runs: list[list[int]] = []  # [first row, how many], first -1 for new ones
+    added = []
+    for row in zip(*widen(new).values(), strict=True):
+        place = old_N.get(row, -1)
+        if place < 0:
+            added.append(row)
+        if runs and (place < 0) == (runs[-1][0] < 0) and (place < 0 or place == sum(runs[-1])):
+            runs[-1][1] += 1
+        else:
+            runs.append([place, 1])
+    columns = [list(column) for column in zip(*added, strict=True)]
+    rows = narrow(dict(zip(new, columns, strict=True))) if added else {}
+    return {_ROWS: [n for run in runs for n in run], "new": rows}
+
+
+def _apply_rows(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    rows = list(zip(*widen(old).values(), strict=True))
+    added = iter(zip(*widen(change["new"]).values(), strict=True) if change["new"] else ())
+    found: list[tuple[Any, ...]] = []
+    pairs = iter(change[_ROWS])
+    for first, count in zip(pairs, pairs, strict=True):
+        if first < 0:
+            found += [next(added) for _ in range(count)]
+        else:
+            found += rows[first : first + count]
+    columns = [list(column) for column in zip(*found, strict=True)]
+    return narrow(dict(zip(old, columns, strict=True)))
