@@ -90,9 +90,10 @@ def connect(
     DeadlineError
         The scheduler does not answer.
     """
-    for name, value in (("prefetch", prefetch), ("timeout", timeout)):
-        if value <= 0:
-            raise ConfigError(f"connect({name}=)", got=value, limit="> 0")
+    if integer("connect(prefetch=)", prefetch) < 1:
+        raise ConfigError("connect(prefetch=)", got=prefetch, limit="> 0")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise ConfigError("connect(timeout=)", got=repr(timeout), limit="seconds, > 0")
     if isinstance(keys, str):
         raise ConfigError("connect(keys=)", got=repr(keys), limit="a list of names")
     form = Form(preset=preset, names=names or {}, pin_memory=pin_memory)
