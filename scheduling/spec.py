@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -133,9 +134,14 @@ class Limits:
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
-            least = 0 if limit.name.endswith("_bytes") else 1e-3
-            if not isinstance(value, int | float) or value < least:
-                raise ConfigError(f"Limits({limit.name}=)", got=repr(value), limit=f">= {least}")
+            if limit.name == "lead_steps":
+                kind, least, bound = int, 1.0, "an integer >= 1"
+            else:
+                least = 0.0 if limit.name.endswith("_bytes") else 1e-3
+                kind, bound = int | float, f"a number >= {least:g}"
+            good = isinstance(value, kind) and not isinstance(value, bool)
+            if not good or not least <= value < math.inf:
+                raise ConfigError(f"Limits({limit.name}=)", got=repr(value), limit=bound)
 
 
 @dataclass(frozen=True, kw_only=True)

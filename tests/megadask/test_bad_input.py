@@ -128,6 +128,12 @@ DECLARATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "source 'a'",
     ),
     "limits: lead_steps": (lambda: md.Limits(lead_steps=-1), "lead_steps"),
+    "limits: no step": (
+        lambda: md.Limits(lead_steps=0),
+        "lead_steps=); got 0; expected an integer >= 1",
+    ),
+    "limits: half a step": (lambda: md.Limits(lead_steps=0.5), "lead_steps"),  # type: ignore[arg-type]
+    "limits: no seconds": (lambda: md.Limits(reply_s=float("nan")), "reply_s"),
     "limits: bytes": (lambda: md.Limits(constructor_bytes=-1), "constructor_bytes"),
     "limits: seconds": (lambda: md.Limits(reply_s=0.0), "reply_s"),
     "empty list": (lambda: pipeline({"a": []}), "'a'"),
