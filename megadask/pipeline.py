@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -86,7 +86,21 @@ class Pipeline:
     collate: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.sources, Source) or not isinstance(self.sources, Iterable):
+            raise ConfigError(
+                "Pipeline(sources=)", got=type(self.sources).__name__, limit="a list of sources"
+            )
         object.__setattr__(self, "sources", tuple(self.sources))
+        if not isinstance(self.batching, Batching):
+            raise ConfigError(
+                "Pipeline(batching=)",
+                got=repr(self.batching),
+                limit="a Packed, a Padded or a Fixed",
+            )
+        if self.strategy is not None and not callable(self.strategy):
+            raise ConfigError(
+                "Pipeline(strategy=)", got=repr(self.strategy), limit="a function of a DGraph"
+            )
         self._check_sources()
         self._check_fields()
         check_integer("Pipeline(seed=)", self.seed, 0)
@@ -279,6 +293,11 @@ class Pipeline:
         return f"steps={deferral.steps}, ways={deferral.ways}, cost {cost}"
 
     def _check_sources(self) -> None:
+        for source in self.sources:
+            if not isinstance(source, Source):
+                raise ConfigError(
+                    "Pipeline(sources=)", got=f"a {type(source).__name__}", limit="md.Source"
+                )
         names = [source.name for source in self.sources]
         if not names:
             raise ConfigError("Pipeline(sources=)", got="no source", limit="at least one")

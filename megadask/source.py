@@ -19,6 +19,13 @@ from megadask.transforms import Transform
 from megadask.transforms.columns import lean, with_columns
 
 
+def is_name(value: Any) -> bool:
+    """Whether it is a text that can be written down: not empty, no half of a surrogate pair."""
+    if not isinstance(value, str) or not value:
+        return False
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 @dataclass(frozen=True)
 class Source:
     """A named, ordered, re-readable stream of records, with a transform.
@@ -96,7 +103,7 @@ class Source:
     size: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name or "/" in self.name:
+        if not is_name(self.name) or "/" in self.name:
             raise ConfigError("Source(name)", got=repr(self.name), limit="a string without '/'")
         for what in ("lanes", "loaders", "shadows", "max_consecutive_errors"):
             least = int(what != "shadows")
@@ -140,7 +147,7 @@ class Source:
     def _names(self, what: str) -> tuple[str, ...]:
         names = getattr(self, what)
         is_list = isinstance(names, Iterable) and not isinstance(names, str)
-        if not is_list or not all(isinstance(name, str) and name for name in names):
+        if not is_list or not all(is_name(name) for name in names):
             raise ConfigError(
                 f"Source({self.name!r}, {what}=)", got=repr(names), limit="a list of names"
             )

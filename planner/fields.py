@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -36,8 +37,10 @@ RESERVED = frozenset(
     )
 )
 
-#: Kinds of numbers that a field may be of: bool, signed and unsigned integers, floats.
+#: Kinds of numbers that arrays of a batch may be of: bool, signed and unsigned integers, floats.
 _KINDS = "biuf"
+#: The widest of them, in bytes: tensors hold no long doubles.
+_WIDEST = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,13 @@ class Field:
     dtype: str
     shape: tuple[int, ...] = ()
     fill: int = 0
+
+
+def is_deliverable(dtype: np.dtype[Any]) -> bool:
+    """Whether a tensor can hold numbers of this type."""
+    if dtype.kind == "c":
+        return dtype.itemsize <= 2 * _WIDEST
+    return dtype.kind in _KINDS and dtype.itemsize <= _WIDEST
 
 
 def position_field(axes: int) -> Field:
@@ -93,7 +103,8 @@ def aligned_fields(owner: str, aligned: Mapping[str, str]) -> tuple[Field, ...]:
             dtype = np.dtype(declared)
         except TypeError as error:
             raise _no_dtype(owner, name, declared) from error
-        if dtype.base.kind not in _KINDS:
+        base = dtype.base
+        if base.kind not in _KINDS or not is_deliverable(base) or 0 in dtype.shape:
             raise _no_dtype(owner, name, declared)
         fields.append(Field(name=name, dtype=dtype.base.name, shape=dtype.shape))
     return tuple(fields)
@@ -103,5 +114,5 @@ def _no_dtype(owner: str, name: str, declared: object) -> ConfigError:
     return ConfigError(
         f"{owner}(aligned=): the type of {name!r}",
         got=repr(declared),
-        limit='numbers or bools, such as "float32", "int64", "bool" or "(8,)float16"',
+        limit='numbers or bools of up to 8 bytes, such as "float32", "int64" or "(8,)float16"',
     )

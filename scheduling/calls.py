@@ -342,6 +342,7 @@ def place(run: Run, rank: int) -> dict[str, Any]:
         "broadcast_axes": list(along),
         "keys": run.header["keys"],
         "collates": run.header["collates"],
+        "lead_steps": run.header["lead_steps"],
     }
 
 

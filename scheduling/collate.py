@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
-from megadask.planner.fields import COUNT_KEYS, PLACE_KEYS, WIRE_KEYS
+from megadask.planner.fields import COUNT_KEYS, PLACE_KEYS, WIRE_KEYS, is_deliverable
 from megadask.planner.ids import SampleId
 from megadask.scheduling.errors import ServiceError
 from megadask.scheduling.extras import decode, encode_row, join_rows
@@ -84,7 +84,7 @@ class Collator:
             if name == EXTRAS:
                 made[name] = self._packed(value, num_spans)
                 continue
-            if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+            if not isinstance(value, np.ndarray) or not is_deliverable(value.dtype):
                 kind = f"array of {value.dtype}" if hasattr(value, "dtype") else ""
                 raise _no_batch(
                     f"the value of {name!r}",

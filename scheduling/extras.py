@@ -6,6 +6,7 @@ does not depend on its neighbours. A microbatch carries those of its spans in on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def join_rows(names: Sequence[str], data: Bytes, offsets: NDArray[np.int64]) -> 
     column = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )
-    schema = pa.schema([pa.field("rows", pa.large_binary())], {_NAMES: "\n".join(names)})
+    schema = pa.schema([pa.field("rows", pa.large_binary())], {_NAMES: json.dumps(list(names))})
     return _stream(pa.RecordBatch.from_arrays([column], schema=schema))
 
 
@@ -68,10 +69,10 @@ def decode(data: Bytes) -> dict[str, list[Any]]:
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             batch = reader.read_next_batch()
-        names = batch.schema.metadata[_NAMES].decode().split("\n")
-    except (pa.ArrowInvalid, KeyError, TypeError) as error:
+        names = json.loads(batch.schema.metadata[_NAMES])
+    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise StateError("these are no extras", got=f"{len(data)} bytes") from error
-    extras: dict[str, list[Any]] = {name: [None] * batch.num_rows for name in names if name}
+    extras: dict[str, list[Any]] = {name: [None] * batch.num_rows for name in names}
     for number, row in enumerate(batch.column(0)):
         for name, value in _decoded(row.as_buffer()):
             extras[name][number] = value

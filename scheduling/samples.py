@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
-from megadask.planner.fields import Field
+from megadask.planner.fields import Field, is_deliverable
 from megadask.planner.sequences import SEQUENCES
 from megadask.scheduling.extras import encode_row
 
@@ -27,6 +27,8 @@ Sample = Mapping[str, Any]
 Kind = Literal["tokens", "aligned", "extras", "items"]
 
 EXTRAS = "extras"
+
+_INT64 = np.iinfo(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +195,19 @@ def _sequence(sample: Sample, form: Form, what: str) -> dict[str, Any]:
             got=f"{tokens.dtype} of shape {tokens.shape}",
             limit="1-D integers",
         )
+    if tokens.dtype == np.uint64 and tokens.size and tokens.max() > _INT64.max:
+        raise ConfigError(
+            f"{what}'s 'tokens'", got=tokens.max(), limit="integers of 64 bits, signed"
+        )
     checked: dict[str, Any] = {"tokens": tokens}
     if sample.get("loss_mask") is not None:
-        mask = np.asarray(sample["loss_mask"], np.float32)
+        with np.errstate(over="ignore"):  # what is infinite then is an error below
+            mask = np.asarray(sample["loss_mask"], np.float32)
         if mask.shape != tokens.shape:
             raise ConfigError(f"{what}'s 'loss_mask'", got=mask.shape, limit=tokens.shape)
+        if not np.isfinite(mask).all():
+            at = int(np.flatnonzero(~np.isfinite(mask))[0])
+            raise ConfigError(f"{what}'s 'loss_mask'", got=f"{mask[at]} at {at}", limit="finite")
         checked["loss_mask"] = mask
     return {**checked, **_aligned(sample, form, len(tokens))}
 
@@ -212,9 +222,7 @@ def _aligned(sample: Sample, form: Form, length: int) -> dict[str, NDArray[Any]]
         array = np.asarray(value)
         if field.name == "position_ids" and array.shape == (length,):
             array = np.broadcast_to(array, (*field.shape, length))
-        if array.shape != (*field.shape, length) or (
-            array.size and not np.can_cast(array.dtype, field.dtype, "same_kind")
-        ):
+        if array.shape != (*field.shape, length) or not _may_become(array, field.dtype):
             raise ConfigError(
                 f"a sample's field {field.name!r}",
                 got=f"{array.dtype} of shape {array.shape}",
@@ -225,8 +233,37 @@ def _aligned(sample: Sample, form: Form, length: int) -> dict[str, NDArray[Any]]
             )
         if field.name == "position_ids" and array.size and array.min() < 0:
             raise ConfigError("a sample's 'position_ids'", got=array.min(), limit=">= 0")
-        found[field.name] = np.ascontiguousarray(array, field.dtype)
+        found[field.name] = _converted(array, field)
     return found
+
+
+def _may_become(array: NDArray[Any], dtype: str) -> bool:
+    """Whether numbers may become numbers of another type, if none of them changes."""
+    whole = array.dtype.kind in "biu" and np.dtype(dtype).kind in "biu"
+    return whole or not array.size or np.can_cast(array.dtype, dtype, "same_kind")
+
+
+def _converted(array: NDArray[Any], field: Field) -> NDArray[Any]:
+    """Return an array as a field's type. Raises ConfigError where that does not hold a number.
+
+    Floats are rounded; integers stay what they are.
+    """
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(array, field.dtype)
+    if made.dtype == array.dtype:
+        return made
+    if made.dtype.kind == "f":
+        lost_N = np.isinf(made) if array.dtype.kind != "f" else np.isinf(made) & np.isfinite(array)
+    else:
+        # An unsigned number above half of its range equals the negative one that it becomes.
+        lost_N = (made != array) | ((made < 0) != (array < 0))
+    if lost_N.any():
+        raise ConfigError(
+            f"a sample's field {field.name!r}",
+            got=array[lost_N].flat[0],
+            limit=f"numbers that {field.dtype} holds",
+        )
+    return made
 
 
 def _sized(sample: Sample, name: str) -> dict[str, Any]:
@@ -324,7 +361,7 @@ def _items(sample: Sample, name: str, index: NDArray[np.int64] | None) -> dict[s
     if not lengths:
         return {}
     items = [np.asarray(item) for item in sample[name]]
-    if any(item.dtype.kind not in "biuf" for item in items):
+    if any(item.dtype.kind not in "biuf" or not is_deliverable(item.dtype) for item in items):
         raise ConfigError(
             f"a sample's items {name!r}", got=[str(item.dtype) for item in items], limit="numbers"
         )

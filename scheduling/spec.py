@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from megadask.planner.batching import Batching
-from megadask.planner.checks import check_above_0, check_integer
+from megadask.planner.checks import check_above_0, check_integer, check_number
 from megadask.planner.draw import DrawRules
 from megadask.planner.schedule import StepSchedule
 from megadask.planner.strategy import Strategy
@@ -139,8 +139,10 @@ class Limits:
             what, value = f"Limits({limit.name}=)", getattr(self, limit.name)
             if limit.name.endswith("_s"):
                 check_above_0(what, value)
+            elif limit.name.endswith("_bytes"):  # may be written as 1e9
+                check_number(what, value, 0)
             else:
-                check_integer(what, value, 1 if limit.name == "lead_steps" else 0)
+                check_integer(what, value, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

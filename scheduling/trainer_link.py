@@ -305,7 +305,10 @@ class TrainerLink:
     def _request_ahead(self) -> None:
         """Keep the next microbatches on their way."""
         step, microbatch = self._position
+        furthest = step + self.place["lead_steps"] + 1  # nothing is built further ahead
         for _ in range(self._prefetch):
+            if step > furthest:
+                break
             if (step, microbatch) not in self._inflight:
                 self._inflight[step, microbatch] = self._request(step, microbatch)
             microbatch += 1

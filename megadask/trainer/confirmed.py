@@ -35,6 +35,14 @@ class Confirmed:
         """Note that the batch before the link's position is given out."""
         self._given.append((self._link.position, self._link.point))
 
+    def explain(self, error: Exception) -> None:
+        """Say with an error that some batches are not confirmed, if so it is."""
+        if self._given:
+            error.add_note(
+                f"MegaDask: of the batches that were given out {len(self._given)} are not "
+                "confirmed; connect(confirm=True) needs a loader.done() for each."
+            )
+
     def done(self) -> None:
         """Note that the oldest batch was used."""
         if not self._given:

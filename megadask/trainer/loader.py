@@ -363,6 +363,8 @@ class Loader:
         except Exception as error:
             if self._share is not None:
                 self._share.fail(error)
+            if self._confirmed is not None and isinstance(error, DeadlineError):
+                self._confirmed.explain(error)
             raise
         if microbatch is None:
             self._note_end()

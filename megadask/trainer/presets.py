@@ -99,7 +99,10 @@ class Form:
                     got=sorted(arrays),
                     limit=f"both of {pair}, or none of them",
                 )
-        keys = list(dict.fromkeys([*self._keys(arrays, is_sliced=is_sliced), *FACTS]))
+        made = self._keys(dict.fromkeys(arrays), is_sliced=is_sliced)
+        if twice := sorted({key for key in made if made.count(key) > 1} - set(self.names)):
+            raise _two_of_one_name('connect(preset="hf")', twice)
+        keys = list(dict.fromkeys([*made, *FACTS]))
         if unknown := sorted(set(self.names) - set(keys)):
             raise ConfigError("connect(names=)", got=unknown, limit=f"some of {sorted(keys)}")
         final = [self.names.get(key, key) for key in keys]
@@ -115,7 +118,12 @@ class Form:
         if self.preset == "hf":
             batch = to_hf(batch, is_sliced=is_sliced)
         if self.names:
-            batch = {self.names.get(key, key): value for key, value in batch.items()}
+            named = {self.names.get(key, key): value for key, value in batch.items()}
+            if len(named) < len(batch):  # by what a collate returns, which nobody knew
+                final = [self.names.get(key, key) for key in batch]
+                twice = sorted({name for name in final if final.count(name) > 1})
+                raise _two_of_one_name("connect(names=)", twice)
+            batch = named
         if self.pin_memory:
             batch = {
                 key: value.pin_memory() if isinstance(value, Tensor) else value
@@ -143,6 +151,14 @@ def known_keys(
     if unknown and not place["collates"]:
         raise ConfigError("connect(keys=)", got=unknown, limit=f"a list of some of {place['keys']}")
     return [*(keys or place["keys"]), *(names if place["collates"] else ())]
+
+
+def _two_of_one_name(what: str, names: list[str]) -> ConfigError:
+    return ConfigError(
+        f"{what}: two keys of a batch would have one name",
+        got=names,
+        remedy="Give the one of aligned=, or of collate=, another name.",
+    )
 
 
 def _hf_names(name: str) -> tuple[str, ...]:
@@ -200,15 +216,21 @@ def to_hf(batch: Mapping[str, Any], *, is_sliced: bool) -> Batch:
     Raises
     ------
     ConfigError
-        A loss weight is neither 0 nor 1, which labels cannot express.
+        A loss weight is neither 0 nor 1, which labels cannot express; or a key of somebody's own
+        has the name of one that is made here.
     """
     made = {key: value for key, value in batch.items() if key not in _HF_NAMES}
+    ours: Batch = {}
     if "tokens" in batch:
-        made |= {"input_ids": batch["tokens"], "use_cache": False}
+        ours |= {"input_ids": batch["tokens"], "use_cache": False}
     if "labels" in batch and "loss_mask" in batch:
-        made |= _labels(batch, is_sliced=is_sliced)
+        ours |= _labels(batch, is_sliced=is_sliced)
     elif "labels" in batch:  # somebody's own, of whatever task
-        made["labels"] = batch["labels"]
+        ours["labels"] = batch["labels"]
+    varlen = {} if is_sliced or "attention_mask" in batch else _varlen(batch)
+    if twice := sorted({*ours, *varlen} & set(made)):
+        raise _two_of_one_name('connect(preset="hf")', twice)
+    made |= ours
     if "attention_mask" in batch:
         made["attention_mask"] = batch["attention_mask"].long()
     elif is_sliced:
@@ -218,8 +240,7 @@ def to_hf(batch: Mapping[str, Any], *, is_sliced: bool) -> Batch:
         shape = _pack_shape(batch)
         apart = {*FACTS, *encoded_keys(made)}
         made = {k: v if k in apart else _one_row(v, shape) for k, v in made.items()}
-        made |= _varlen(batch)
-    return made
+    return made | varlen
 
 
 def _labels(batch: Mapping[str, Any], *, is_sliced: bool) -> Batch:

@@ -56,6 +56,17 @@ def closing_over(value: Any) -> Any:
 
 DECLARATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "no source": (lambda: md.Pipeline(sources=[], batching=md.Packed(8, 1)), "no source"),
+    "sources no list": (
+        lambda: md.Pipeline(sources=source("a", ROWS), batching=md.Packed(8, 1)),  # type: ignore[arg-type]
+        "Pipeline(sources=); got Source",
+    ),
+    "no sources": (
+        lambda: md.Pipeline(sources=[md.readers.InMemory(ROWS)], batching=md.Packed(8, 1)),  # type: ignore[list-item]
+        "Pipeline(sources=); got a InMemory",
+    ),
+    "batching": (lambda: one_rank(batching=8), "Pipeline(batching=); got 8"),
+    "strategy": (lambda: one_rank(strategy="balance"), "Pipeline(strategy=); got 'balance'"),
+    "name that cannot be written": (lambda: source("\ud800", ROWS), "Source(name)"),
     "one name twice": (
         lambda: md.Pipeline(sources=[source("a", ROWS)] * 2, batching=md.Packed(8, 1)),
         "'a'",
@@ -118,8 +129,12 @@ DECLARATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "source 'a'",
     ),
     "limits: lead_steps": (lambda: md.Limits(lead_steps=-1), "lead_steps"),
-    "limits: half a step": (lambda: md.Limits(lead_steps=0.5), "lead_steps"),
-    "limits: no number": (lambda: md.Limits(lease_s=float("nan")), "lease_s"),
+    "limits: no step": (
+        lambda: md.Limits(lead_steps=0),
+        "lead_steps=); got 0; expected an integer >= 1",
+    ),
+    "limits: half a step": (lambda: md.Limits(lead_steps=0.5), "lead_steps"),  # type: ignore[arg-type]
+    "limits: no seconds": (lambda: md.Limits(lease_s=float("nan")), "lease_s"),
     "limits: bytes": (lambda: md.Limits(constructor_bytes=-1), "constructor_bytes"),
     "limits: seconds": (lambda: md.Limits(reply_s=0.0), "reply_s"),
     "empty list": (lambda: pipeline({"a": []}), "'a'"),
@@ -316,6 +331,8 @@ def test_two_trainer_processes_of_one_rank(client: Client, name: str) -> None:
     ("options", "named"),
     [
         ({"prefetch": 0}, "prefetch"),
+        ({"prefetch": "4"}, "prefetch"),
+        ({"timeout": float("nan")}, "timeout"),
         ({"timeout": 0}, "timeout"),
         ({"keys": ["tokens", "labls"]}, "labls"),
         ({"keys": "tokens"}, "keys"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import megadask as md
 from megadask.scheduling.assemble import Pieces, assemble, num_loss_tokens, slice_cp
-from megadask.trainer.presets import to_hf
+from megadask.trainer.presets import Form, to_hf
 from tests.megadask.helpers.data import pipeline, records
 from tests.megadask.helpers.ranks import run
 
@@ -302,6 +302,23 @@ def test_weights_other_than_0_and_1_are_refused() -> None:
     batch["loss_mask"] *= 0.5
     with pytest.raises(md.errors.ConfigError, match=r"loss weights.*0\.5"):
         to_hf(batch, is_sliced=False)
+
+
+@pytest.mark.parametrize("key", ["input_ids", "shift_labels", "cu_seq_lens_q", "use_cache"])
+def test_what_the_preset_makes_does_not_take_the_place_of_somebodys_own(key: str) -> None:
+    batch = pack([documents([9])]) | {key: torch.zeros(1, SEQ)}
+    with pytest.raises(md.errors.ConfigError, match=f"two keys of a batch.*{key}"):
+        to_hf(batch, is_sliced=False)
+    with pytest.raises(md.errors.ConfigError, match=f"two keys of a batch.*{key}"):
+        Form(preset="hf").check(batch.keys(), is_sliced=False)
+
+
+def test_other_names_do_not_take_the_place_of_what_a_collate_returns() -> None:
+    form = Form(names={"tokens": "mine"})
+    form.check(["tokens", "labels"], is_sliced=False)  # a collate's keys are not known by then
+    batch = {"tokens": torch.zeros(1, 4), "mine": torch.ones(3)}
+    with pytest.raises(md.errors.ConfigError, match=r"names=\): two keys of a batch.*mine"):
+        form.apply(batch, is_sliced=False)
 
 
 def test_stages_of_a_pipeline_get_their_part() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -427,6 +428,28 @@ def test_done_belongs_to_loaders_that_want_it(client: Client, name: str) -> None
             pytest.raises(md.errors.ConfigError, match="iterators"),
         ):
             loader.iterators(2)
+
+
+def test_who_forgets_done_is_told_so(client: Client, name: str) -> None:
+    made = pipeline(DATA, topology=md.ClientPlaceTree())
+    with (
+        md.serve(made, client, name=name, limits=md.Limits(lead_steps=1)) as service,
+        connect(service, 0, confirm=True, timeout=3) as loader,
+        pytest.raises(md.errors.DeadlineError) as raised,
+    ):
+        list(loader)
+    assert re.search(r"16 are not confirmed.*loader\.done\(\)", raised.value.__notes__[-1])
+
+
+def test_no_more_is_asked_for_than_can_be_on_its_way(client: Client, name: str) -> None:
+    made = pipeline(DATA, topology=md.ClientPlaceTree())  # 8 microbatches a step
+    with (
+        md.serve(made, client, name=name, limits=md.Limits(lead_steps=1)) as service,
+        connect(service, 0, prefetch=10_000) as loader,
+    ):
+        next(iter(loader))
+        assert len(loader._link._inflight) < 3 * 8
+        assert {sample for batch in loader for sample in batch["sample_ids"]}
 
 
 @pytest.mark.timeout(300)

@@ -213,6 +213,13 @@ def test_positions_of_one_axis_are_repeated_where_there_are_several() -> None:
         ({"image_index": [0, 2]}, r"'image_index'; got 0\.\.2.*0\.\.1"),
         ({"image_grid": [[1, 2], [3, 4]]}, r"'image_grid'.*shape \(1, axes\)"),
         ({"image": [["a"]]}, "items 'image'.*numbers"),
+        ({"image": [np.zeros((2, 3), "longdouble")]}, "items 'image'.*numbers"),
+        ({"loss_mask": [1, np.nan]}, "'loss_mask'; got nan at 1; expected finite"),
+        ({"loss_mask": [1e300, 1]}, "'loss_mask'; got inf at 0; expected finite"),
+        (
+            {"tokens": np.array([1, 2**63], np.uint64)},
+            f"'tokens'; got {2**63}; expected integers of 64 bits",
+        ),
     ],
 )
 def test_fields_that_are_refused(fields: Any, message: str) -> None:
@@ -223,6 +230,38 @@ def test_fields_that_are_refused(fields: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "given", "lost"),
+    [
+        ("int8", [1, 300], 300),
+        ("uint8", [1, -1], -1),
+        ("bool", [1, 2], 2),
+        ("int64", np.array([1, 2**63], np.uint64), 2**63),
+        ("float16", [1.0, 1e9], 1e9),
+        ("float16", [1, 100_000], 100_000),
+    ],
+)
+def test_no_number_becomes_another_one_in_a_field(dtype: str, given: Any, lost: Any) -> None:
+    with pytest.raises(ConfigError, match=f"'x'; got {lost}; expected numbers that {dtype} holds"):
+        check_sample({"tokens": [1, 2], "x": given}, form(aligned={"x": dtype}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [
+        ("uint8", [0, 255]),
+        ("bool", [0, 1]),
+        ("float16", [np.inf, np.nan]),
+        ("float32", [0.1, -1e-50]),
+        (">i4", [1, -2]),
+    ],
+)
+def test_a_field_takes_numbers_that_its_type_holds(dtype: str, given: Any) -> None:
+    checked = check_sample({"tokens": [1, 2], "x": given}, form(aligned={"x": dtype}))
+    assert checked["x"].dtype == np.dtype(dtype).newbyteorder("=")
+    np.testing.assert_array_equal(checked["x"], np.array(given).astype(dtype))
+
+
+@pytest.mark.parametrize(
     ("aligned", "message"),
     [
         ({"tokens": "int64"}, "a name; got 'tokens'"),
@@ -230,6 +269,8 @@ def test_fields_that_are_refused(fields: Any, message: str) -> None:
         ({3: "int64"}, "a name; got 3"),
         ({"x": "complex64"}, "the type of 'x'"),
         ({"x": "no such type"}, "the type of 'x'"),
+        ({"x": "longdouble"}, "the type of 'x'"),
+        ({"x": "(0,)int32"}, "the type of 'x'"),
         (["x"], r"aligned=\); got \['x'\]"),
     ],
 )
@@ -395,6 +436,13 @@ def test_arrays_come_back_with_their_shape_and_type(array: NDArray[Any]) -> None
     [value] = decode(join_rows(["x"], row, np.array([0, len(row)])))["x"]
     assert same(array, value)
     assert value.flags.writeable
+
+
+def test_names_of_extras_are_any_texts() -> None:
+    names = ["two\nlines", "日本", "a:b"]
+    rows = [encode_row({name: number for number, name in enumerate(names)})]
+    data = join_rows(names, rows[0], np.array([0, len(rows[0])]))
+    assert decode(data) == {name: [number] for number, name in enumerate(names)}
 
 
 @pytest.mark.parametrize(
