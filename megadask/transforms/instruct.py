@@ -52,8 +52,35 @@ CHATML: Mapping[str, Turn] = {
 }
 
 
+class _Encoding:
+    """What all of them have: an encoder, and what stands around everything."""
+
+    encoder: TextEncoder
+    eos: bool
+    start: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.encoder, TextEncoder):
+            raise ConfigError(
+                f"{type(self).__name__}(encoder)",
+                got=type(self.encoder).__name__,
+                limit="md.transforms.Bytes, Tokenizer, or an object with encode(text) and eos_id",
+            )
+        for name, kind in (("eos", bool), ("start", str)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ConfigError(
+                    f"{type(self).__name__}({name}=)", got=repr(value), limit=f"a {kind.__name__}"
+                )
+
+    def fingerprint(self) -> str:
+        """Return a text that differs where results would: the encoder by its own fingerprint."""
+        fields = {name: value for name, value in vars(self).items() if name != "encoder"}
+        return f"{type(self).__name__}({transform_fingerprint(self.encoder)}, {fields})"
+
+
 @dataclass(frozen=True)
-class PromptResponse:
+class PromptResponse(_Encoding):
     """Make a sample of a prompt and a response, of which the response alone counts in the loss.
 
     Parameters
@@ -75,9 +102,6 @@ class PromptResponse:
     eos: bool = True
     start: str = ""
 
-    def __post_init__(self) -> None:
-        _check_encoder(self)
-
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that it reads."""
@@ -88,13 +112,9 @@ class PromptResponse:
         prompt = _prompt(self, record)
         return _answered(self, prompt, text_of(record, self.response))
 
-    def fingerprint(self) -> str:
-        """Return a text that differs where results would."""
-        return _fingerprint(self)
-
 
 @dataclass(frozen=True)
-class Chat:
+class Chat(_Encoding):
     """Make a sample of a conversation, in which only what the assistant says counts in the loss.
 
     Parameters
@@ -122,7 +142,7 @@ class Chat:
     start: str = ""
 
     def __post_init__(self) -> None:
-        _check_encoder(self)
+        super().__post_init__()
         given = self.template
         is_template = isinstance(given, Mapping) and all(
             isinstance(role, str) and isinstance(turn, Turn) for role, turn in given.items()
@@ -160,10 +180,6 @@ class Chat:
             parts.append((_end(self.encoder), learned))
         return _sample(parts)
 
-    def fingerprint(self) -> str:
-        """Return a text that differs where results would."""
-        return _fingerprint(self)
-
     def _messages(self, record: Record) -> list[tuple[str, str]]:
         messages = column_of(record, self.column)
         if not isinstance(messages, list | tuple | np.ndarray):
@@ -196,7 +212,7 @@ class Chat:
 
 
 @dataclass(frozen=True)
-class Preference:
+class Preference(_Encoding):
     """Make a pair of sequences of a prompt: with the response that was chosen, and the other.
 
     They stay together; batching needs ``Packed(sequences=2)`` or more. The first sequence is the
@@ -220,9 +236,6 @@ class Preference:
     eos: bool = True
     start: str = ""
 
-    def __post_init__(self) -> None:
-        _check_encoder(self)
-
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that it reads."""
@@ -234,13 +247,9 @@ class Preference:
         responses = [text_of(record, column) for column in (self.chosen, self.rejected)]
         return _together(self, prompt, responses)
 
-    def fingerprint(self) -> str:
-        """Return a text that differs where results would."""
-        return _fingerprint(self)
-
 
 @dataclass(frozen=True)
-class Group:
+class Group(_Encoding):
     """Make a group of sequences of a prompt, one for each of several responses.
 
     They stay together; batching needs ``Packed(sequences=)`` of as many. In all of them, the
@@ -265,9 +274,6 @@ class Group:
     eos: bool = True
     start: str = ""
 
-    def __post_init__(self) -> None:
-        _check_encoder(self)
-
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that it reads."""
@@ -287,34 +293,6 @@ class Group:
             )
         prompt = _prompt(self, record)
         return _together(self, prompt, list(responses))
-
-    def fingerprint(self) -> str:
-        """Return a text that differs where results would."""
-        return _fingerprint(self)
-
-
-_Made = PromptResponse | Chat | Preference | Group
-
-
-def _check_encoder(made: _Made) -> None:
-    if not isinstance(made.encoder, TextEncoder):
-        raise ConfigError(
-            f"{type(made).__name__}(encoder)",
-            got=type(made.encoder).__name__,
-            limit="md.transforms.Bytes, Tokenizer, or an object with encode(text) and eos_id",
-        )
-    for name, kind in (("eos", bool), ("start", str)):
-        value = getattr(made, name)
-        if not isinstance(value, kind):
-            raise ConfigError(
-                f"{type(made).__name__}({name}=)", got=repr(value), limit=f"a {kind.__name__}"
-            )
-
-
-def _fingerprint(made: _Made) -> str:
-    """Return the fields as text, the encoder by its own fingerprint."""
-    fields = {name: value for name, value in vars(made).items() if name != "encoder"}
-    return f"{type(made).__name__}({transform_fingerprint(made.encoder)}, {fields})"
 
 
 def _end(encoder: TextEncoder) -> NDArray[np.int64]:
