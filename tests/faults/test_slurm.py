@@ -1,4 +1,4 @@
-"""The recipe of docs/slurm.md: its job scripts, and its life under commands that stand in for SLURM.
+"""The recipe of docs/slurm.md: its job scripts, and its life under stand-ins for SLURM.
 
 ``sbatch`` runs a script in a session of its own, ``scancel`` ends that, ``srun`` is its command.
 """
@@ -204,9 +204,7 @@ def test_the_example_runs_on_one_machine(tmp_path: Path) -> None:
         timeout=140,
     )
     assert done.returncode == 0, done.stderr
-    found = re.findall(
-        r"^step (\d+): loss ([\d.]+), validation ([\d.]+)", done.stdout, re.MULTILINE
-    )
-    assert [int(step) for step, _, _ in found] == [6, 12]
-    assert float(found[1][2]) < float(found[0][2])  # it learns
+    found = re.findall(r"^step (\d+): .*, validation ([\d.]+)", done.stdout, re.MULTILINE)
+    assert [int(step) for step, _ in found] == [6, 12]
+    assert float(found[1][1]) < float(found[0][1])  # it learns
     assert re.search(r"^delivered \d+ repeated 0 lost 0$", done.stdout, re.MULTILINE)
