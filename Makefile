@@ -43,8 +43,9 @@ check: $(INSTALLED) ## lint, format, types, architecture
 	$(BIN)/mypy --strict -p megadask
 	$(PYTEST) -q tests/test_architecture.py
 
-examples: $(INSTALLED) ## train the example of examples/vlm on photographs
+examples: $(INSTALLED) ## train the examples: on photographs, and as a SLURM job would
 	$(BIN)/python examples/vlm/train.py
+	$(BIN)/python examples/slurm/train.py
 
 faults: $(INSTALLED) ## run the tests that kill and stop processes
 	$(PYTEST) tests/faults $(PYTEST_ARGS)
