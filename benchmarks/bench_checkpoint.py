@@ -68,7 +68,10 @@ def measure(sources: int, steps: int, path: str) -> dict[str, str]:
     """Return the figures of a run by their names."""
     batching = Packed(seq_len=SEQ_LEN, global_batch=PACKS)
     driver = Driver(
-        made(sources, batching), DrawRules(batching=batching, epochs=None), num_buckets=BUCKETS
+        made(sources, batching),
+        DrawRules(batching=batching, epochs=None),
+        num_buckets=BUCKETS,
+        chunk=lambda: RECORDS,
     )
     lanes = {source.name: LANES for source in driver.sources}
     record = RunRecord(

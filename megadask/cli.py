@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import megadask as md
-from megadask import index_cli, look_cli, simulate_cli
+from megadask import index_cli, look_cli, simulate_cli, verify_cli
 
 #: As `megadask.planner.balance.Method`, which takes a second to import.
 _METHODS = ("assignment", "greedy", "karmarkar_karp", "none")
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "index": index_cli.run,
             "look": look_cli.run,
             "simulate": simulate_cli.run,
+            "verify-resume": verify_cli.run,
         }
         run = runs[options.command]
         return run(options, commands[options.command])
@@ -137,7 +138,25 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         formatter_class=_Help,
     )
     look_cli.add_options(look)
-    return parser, {"demo": demo, "index": index, "look": look, "simulate": simulate}
+    verify = commands.add_parser(
+        "verify-resume",
+        help="whether a pipeline of yours resumes exactly",
+        description=(
+            "Run a pipeline on local clusters: undisturbed, and again stopped at several places "
+            "and taken up on a new cluster, with other numbers of loaders, constructors and ranks. "
+            "The exit status is 0 if the same samples came in every step, 1 if not, 2 for bad "
+            "options."
+        ),
+        formatter_class=_Help,
+    )
+    verify_cli.add_options(verify)
+    return parser, {
+        "demo": demo,
+        "index": index,
+        "look": look,
+        "simulate": simulate,
+        "verify-resume": verify,
+    }
 
 
 if __name__ == "__main__":
