@@ -24,6 +24,7 @@ from megadask.service import run_name
 from megadask.steps import Step
 from megadask.tee import Tee
 from megadask.tensors import to_batch
+from megadask.tls import check_security
 
 
 def connect(
@@ -95,6 +96,7 @@ def connect(
             raise ConfigError(f"connect({name}=)", got=value, limit="> 0")
     if isinstance(keys, str):
         raise ConfigError("connect(keys=)", got=repr(keys), limit="a list of names")
+    check_security(str(address), security)
     form = Form(preset=preset, names=names or {}, pin_memory=pin_memory)
     group = None if group is None else process_group(group)
     target: dict[str, Any] = {"address": str(address)}
