@@ -68,7 +68,10 @@ def measure(sources: int, steps: int, path: str) -> dict[str, str]:
     """Return the figures of a run by their names."""
     batching = Packed(seq_len=SEQ_LEN, global_batch=PACKS)
     driver = Driver(
-        made(sources, batching), DrawRules(batching=batching, epochs=None), num_buckets=BUCKETS
+        made(sources, batching),
+        DrawRules(batching=batching, epochs=None),
+        num_buckets=BUCKETS,
+        chunk=lambda: RECORDS,
     )
     lanes = {source.name: LANES for source in driver.sources}
     record = RunRecord(
@@ -154,8 +157,10 @@ def main() -> None:
         today = datetime.date.today().isoformat()
         names = "| what | " + " | ".join(f"{n} sources" for n in options.sources) + " |"
         table = [names, "| --- |" + " --- |" * len(columns)]
-        for name in columns[0]:
-            table.append(f"| {name} | " + " | ".join(column[name] for column in columns) + " |")
+        table += [
+            f"| {name} | " + " | ".join(column[name] for column in columns) + " |"
+            for name in columns[0]
+        ]
         text = (
             f"# Checkpoints, {today}\n\n"
             "- command: PYTHONPATH=. python benchmarks/bench_checkpoint.py --report\n"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from megadask import errors, readers, transforms
+    from megadask.checkpoints import state_at
     from megadask.indexing.index import index
     from megadask.looking.look import look
     from megadask.looking.looks import Look
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from megadask.planner.simulating import simulate
     from megadask.planner.stream import Stream
     from megadask.planner.topology import ClientPlaceTree
+    from megadask.resumption import ResumeReport
     from megadask.scheduling.spec import Limits
     from megadask.service import Service, serve
     from megadask.source import Source
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     )
     from megadask.trainer.loader import Loader, connect
     from megadask.trainer.presets import model_inputs
+    from megadask.verifying import verify_resume
 
     __version__: str
 
@@ -46,6 +49,7 @@ __all__ = [
     "Packed",
     "Padded",
     "Pipeline",
+    "ResumeReport",
     "SampleId",
     "Schedule",
     "Service",
@@ -66,7 +70,9 @@ __all__ = [
     "scatter_embeddings",
     "serve",
     "simulate",
+    "state_at",
     "transforms",
+    "verify_resume",
 ]
 
 #: Where each exported name lives, as ``module`` or ``module:name``.
@@ -80,6 +86,7 @@ _HOMES = {
     "Packed": "megadask.planner.batching:Packed",
     "Padded": "megadask.planner.batching:Padded",
     "Pipeline": "megadask.pipeline:Pipeline",
+    "ResumeReport": "megadask.resumption:ResumeReport",
     "SampleId": "megadask.planner.ids:SampleId",
     "Schedule": "megadask.planner.schedule:Schedule",
     "Service": "megadask.service:Service",
@@ -99,7 +106,9 @@ _HOMES = {
     "scatter_embeddings": "megadask.trainer.encoders:scatter_embeddings",
     "serve": "megadask.service:serve",
     "simulate": "megadask.planner.simulating:simulate",
+    "state_at": "megadask.checkpoints:state_at",
     "transforms": "megadask.transforms",
+    "verify_resume": "megadask.verifying:verify_resume",
 }
 
 

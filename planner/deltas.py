@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from megadask.planner.errors import StateError
@@ -66,42 +67,46 @@ def _applied(old: Any, change: Any) -> Any:
     if _WHOLE in change:
         return change[_WHOLE]
     if _ADDED in change:
-        numbers = _integers(old) or []
+        numbers = list(_integers(old) or [])
         place = -1
         pairs = iter(change[_ADDED])
         for gap, added in zip(pairs, pairs, strict=True):
             place += gap
             numbers[place] += added
-        return _reshaped(old, iter(numbers))
+        return _reshaped(old, numbers)
     return _apply_rows(old, change) if _ROWS in change else _apply_keys(old, change)
 
 
-# Integers, however nested ------------------------------------------------------------------------
+# Integers: one, a list, or a list of lists -------------------------------------------------------
 
 
 def _integers(value: Any) -> list[int] | None:
-    """Return the integers of nested lists, in order; None where there is anything else."""
+    """Return the integers of a value, in order; None where there is anything else."""
     if type(value) is int:
         return [value]
     if not isinstance(value, list):
         return None
-    found: list[int] = []
-    for item in value:
-        inner = _integers(item)
-        if inner is None:
-            return None
-        found += inner
-    return found
+    found = list(chain.from_iterable(value)) if _is_nested(value) else value
+    return found if set(map(type, found)) <= {int} else None
+
+
+def _is_nested(value: Any) -> bool:
+    return bool(value) and all(type(item) is list for item in value)
 
 
 def _shape(value: Any) -> Any:
-    return [_shape(item) for item in value] if isinstance(value, list) else 0
+    if not isinstance(value, list):
+        return None
+    return list(map(len, value)) if _is_nested(value) else len(value)
 
 
-def _reshaped(like: Any, numbers: Iterator[int]) -> Any:
-    if isinstance(like, list):
-        return [_reshaped(item, numbers) for item in like]
-    return next(numbers)
+def _reshaped(like: Any, numbers: list[int]) -> Any:
+    if not isinstance(like, list):
+        return numbers[0]
+    if not _is_nested(like):
+        return numbers
+    rest = iter(numbers)
+    return [list(islice(rest, len(item))) for item in like]
 
 
 def _sparse(old: Sequence[int], new: Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import megadask as md
-from megadask.cli import index, look, simulate
+from megadask.cli import index, look, simulate, verify_resume
 
 #: As `megadask.planner.balance.Method`, which takes a second to import.
 _METHODS = ("assignment", "greedy", "karmarkar_karp", "none")
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "index": index.run,
             "look": look.run,
             "simulate": simulate.run,
+            "verify-resume": verify_resume.run,
         }
         run = runs[options.command]
         return run(options, commands[options.command])
@@ -137,4 +138,22 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         formatter_class=_Help,
     )
     look.add_options(looking)
-    return parser, {"demo": demo, "index": indexing, "look": looking, "simulate": simulation}
+    verifying = commands.add_parser(
+        "verify-resume",
+        help="whether a pipeline of yours resumes exactly",
+        description=(
+            "Run a pipeline on local clusters: undisturbed, and again stopped at several places "
+            "and taken up on a new cluster, with other numbers of loaders, constructors and ranks. "
+            "The exit status is 0 if the same samples came in every step, 1 if not, 2 for bad "
+            "options."
+        ),
+        formatter_class=_Help,
+    )
+    verify_resume.add_options(verifying)
+    return parser, {
+        "demo": demo,
+        "index": indexing,
+        "look": looking,
+        "simulate": simulation,
+        "verify-resume": verifying,
+    }

@@ -18,6 +18,7 @@ from megadask.scheduling.errors import DeadlineError, ServiceError
 from megadask.scheduling.point import Point
 from megadask.scheduling.trainer_link import TrainerLink
 from megadask.service import run_name
+from megadask.tls import check_security
 from megadask.trainer.confirmed import Confirmed
 from megadask.trainer.groups import Share, process_group
 from megadask.trainer.presets import Batch, Form, Preset, known_keys
@@ -95,6 +96,7 @@ def connect(
     check_above_0("connect(timeout=)", timeout)
     if isinstance(keys, str):
         raise ConfigError("connect(keys=)", got=repr(keys), limit="a list of names")
+    check_security(str(address), security)
     form = Form(preset=preset, names=names or {}, pin_memory=pin_memory)
     group = None if group is None else process_group(group)
     target: dict[str, Any] = {"address": str(address)}
