@@ -22,7 +22,7 @@ from megadask.planner.plan import Plan
 from megadask.scheduling.assemble import most_bytes
 from megadask.scheduling.building import Builder
 from megadask.scheduling.delivery import Reply, closed, reply, span_ids, step_header
-from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
+from megadask.scheduling.errors import pack_error, root_error
 from megadask.scheduling.gather import gather
 from megadask.scheduling.item_delivery import gather_own
 from megadask.scheduling.owners import Partners
@@ -389,7 +389,7 @@ class ConstructorActor:
             await work()
         except Exception as caught:  # whatever it is, the trainers must hear of it
             error = root_error(caught)
-            if isinstance(error, StaleError | ClosedError):
+            if self._partners.is_over(error):
                 logger.info("constructor of %s stops: %s", self._run, error)
                 return self._close(reply("moved"))
             logger.exception("constructor of %s failed", self._run)

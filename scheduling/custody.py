@@ -41,8 +41,7 @@ class Custody:
             await self._cast_actors(run, workers)
 
     async def recast(self, run: Run) -> None:
-        """Put new actors in the place of all that there are; for whoever holds ``run.custody``."""
-        await self._end_actors(run)
+        """Create actors where there are none; for whoever holds ``run.custody``."""
         try:
             await self._cast_actors(run, self._roles.workers())
         except Exception as error:
@@ -50,12 +49,24 @@ class Custody:
             run.close("its roles could not be started on the new topology")
             raise
 
+    def dismiss(self, run: Run) -> list[Owner]:
+        """Take their roles from the constructors and the planner, and return them."""
+        record = run.record
+        actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
+        record.constructors.clear()
+        record.planner = None
+        return actors
+
+    async def stop(self, run: Run, actors: Sequence[Owner]) -> None:
+        """Let actors go that have no role any more."""
+        await asyncio.gather(*(self._roles.stop_actor(run.name, owner) for owner in actors))
+
     async def end(self, run: Run) -> None:
         """Let all roles go."""
         async with run.custody:
             record = run.record
             await asyncio.gather(
-                self._end_actors(run),
+                self.stop(run, self.dismiss(run)),
                 *(self._roles.stop_loader(owner) for owner in record.loaders.values()),
                 *(self._roles.stop_loader(o) for own in record.shadows.values() for o in own),
             )
@@ -127,14 +138,6 @@ class Custody:
             record.constructors[part] = await self._cast(run, start, places[first])
         record.planner = await self._cast(run, partial(self._new_planner, run), places[count])
         run.bump()
-
-    async def _end_actors(self, run: Run) -> None:
-        """Let the constructors and the planner go."""
-        record = run.record
-        actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
-        record.constructors.clear()
-        record.planner = None
-        await asyncio.gather(*(self._roles.stop_actor(run.name, owner) for owner in actors))
 
     async def _replace(self, run: Run, worker: str, *, is_lost: bool = True) -> None:
         """Put others in the place of all roles of a worker.

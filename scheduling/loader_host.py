@@ -52,8 +52,10 @@ class LoaderHost(WorkerPlugin):
         await within(ARRIVE_S, told, "the supervisor to hear of this worker")
 
     def teardown(self, worker: Worker) -> None:
-        """Close every loader."""
-        worker.handlers.pop(LOADER_HOST, None)
+        """Close every loader.
+
+        The handler stays, and refuses: Dask answers calls that nobody handles with None.
+        """
         for incarnation in list(self._hosted):
             self._release(incarnation)
 

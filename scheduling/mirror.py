@@ -93,7 +93,8 @@ class Mirror:
         except (*LOST, DeadlineError) as error:
             logger.info("a shadow of source %r on %s: %s", source, shadow.address, error)
         except Exception as error:  # its reader or transform may raise anything
-            await self._drop(source, shadow, f"{type(error).__name__}: {error}")
+            if not self._partners.is_over(error):
+                await self._drop(source, shadow, f"{type(error).__name__}: {error}")
 
     async def _drop(self, source: str, shadow: LoaderAddress, what: str) -> None:
         with contextlib.suppress(*LOST, DeadlineError):

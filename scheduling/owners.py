@@ -9,8 +9,14 @@ from typing import Any
 
 from distributed import Worker
 from distributed.comm.core import CommClosedError
+from distributed.core import Status
 
-from megadask.scheduling.errors import DeadlineError, ServiceError, StaleError
+from megadask.scheduling.errors import (
+    ClosedError,
+    DeadlineError,
+    ServiceError,
+    StaleError,
+)
 from megadask.scheduling.spec import Limits
 from megadask.scheduling.wire import LOADER_HOST, SUPERVISOR, within
 
@@ -39,6 +45,14 @@ class Partners:
         self._version = -1
         self._loaders: dict[str, list[LoaderAddress]] = {}
         self._shadows: dict[str, list[LoaderAddress]] = {}
+
+    def is_over(self, error: BaseException) -> bool:
+        """Whether what a role ran into only says that its life is over, and another one begins.
+
+        It was replaced or closed; or its worker is closing, when every call fails somehow.
+        """
+        ends = self._worker.status not in (Status.init, Status.running, Status.paused)
+        return ends or isinstance(error, StaleError | ClosedError)
 
     async def supervisor(self, call: str, *, wait_s: float = 0.0, **arguments: Any) -> Any:
         """Call the supervisor; a call that may wait there for ``wait_s`` has so much longer."""

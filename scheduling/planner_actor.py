@@ -22,7 +22,7 @@ from megadask.planner.onward import again, joined, next_shares, shares_of
 from megadask.planner.place import place, place_rest
 from megadask.planner.plan import Plan, draw_digest
 from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
-from megadask.scheduling.errors import ClosedError, StaleError, pack_error, root_error
+from megadask.scheduling.errors import pack_error, root_error
 from megadask.scheduling.feed import SourceFeed
 from megadask.scheduling.mirror import Mirror
 from megadask.scheduling.owners import Partners
@@ -82,7 +82,7 @@ class PlannerActor:
                 pass
         except Exception as caught:  # whatever it is, the trainers must hear of it
             error = root_error(caught)
-            if isinstance(error, StaleError | ClosedError):
+            if self._partners.is_over(error):
                 logger.info("planner of %s stops: %s", self._run, error)
                 return
             logger.exception("planner of %s failed", self._run)

@@ -56,7 +56,12 @@ async def reshard(run: Run, custody: Custody, changes: Mapping[str, Any], wait_s
         async with run.custody:
             run.check_open()
             topology = ClientPlaceTree.from_dict(changes["topology"])
-            await run.reshard(step, topology, changes)
+            # Before the commit: they know nothing of the new mesh, and must hear nothing of it.
+            actors = custody.dismiss(run)
+            try:
+                await run.reshard(step, topology, changes)
+            finally:
+                await custody.stop(run, actors)
             await custody.recast(run)
     finally:
         if record.hold is hold:
