@@ -7,7 +7,7 @@ Declaring
   graph.py, recorder.py  the primitives; strategy.py, what they record
   topology.py            the mesh of the trainers; meshtree.py shows it, mesh.py checks it
   schedule.py            values by step; weights.py, shares of sources
-  batching.py            how samples become batches
+  batching.py            how samples become batches; fields.py, what lies beside their tokens
   costs.py, measured.py  what a span costs, by formula or fitted to times (fitview.py shows the fit)
   lengths.py             laws of lengths to try things on
 
@@ -16,7 +16,8 @@ Drawing: what a step consists of
                          it spans
   mixture.py             whose turn it is; deferral.py, what waits; drift.py, what that changes
   packing.py             proves that the spans fit; pouring.py cuts them where packs end
-  behind.py              the state behind a step; state.py
+  behind.py              the state behind a step; state.py, deltas.py
+  onward.py              where a run goes on when its sources have ended
 
 Placing: where it goes
   place.py               the spans of a drawn step; cp.py, slices; routing.py, items of a modality
@@ -33,6 +34,8 @@ Plans
 
 Records
   ids.py, metadata.py    samples and their columns; columnar.py, digests.py, fingerprint.py
+  sequences.py           samples of several sequences; tables.py, tables of the user
+  checks.py, errors.py   what options may be
   ledger.py, runs.py     the audit
 """
 

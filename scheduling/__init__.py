@@ -1,6 +1,40 @@
 """Runs loaders, planner, constructors and supervisor on a Dask cluster.
 
 Uses dask.distributed and the planner; never torch, which loaders and constructors do without.
+
+Reading: inside a loader, no Dask
+  source_loader.py       metadata of records, samples by id; cache.py, forward.py
+  lanes.py               records in order, with verdicts (policy.py); shuffle.py, batched.py
+  samples.py             the checked form of a sample, sample_items.py; extras.py, fillers.py,
+                         serving.py
+  known.py               what is known of a record before it is read
+  reading.py             what loaders and readers agree on
+
+Batches: inside a constructor
+  constructor_actor.py   builds the batches of some buckets; shelf.py buffers, reach.py holds back
+  gather.py              payload from the loaders; item_delivery.py, items.py, item_payload.py
+  building.py            from payload to what ranks get: assemble.py, collate.py, stages.py
+  delivery.py            how a trainer is answered
+
+Planning
+  planner_actor.py       draws, places and commits each step; feed.py, metadata of a source
+  mirror.py              keeps standbys of loaders warm
+
+The committed record: inside the scheduler
+  supervisor.py          the scheduler plugin; calls.py, what roles and trainers may ask
+  run.py, record.py      one running pipeline: claims.py, agreement.py, passes.py, delivered.py,
+                         history.py, point.py
+  custody.py, roles.py   who holds which role (life.py); watch.py and silence.py, workers that hang;
+                         retiring.py, workers that leave
+  resharding.py, hold.py another topology
+  checkpoint.py          the record on storage: journal.py, kept.py, retention.py
+
+Between them
+  spec.py                what travels when a pipeline starts
+  wire.py, owners.py     calls with deadlines, to loaders that may be replaced
+  loader_host.py         the worker plugin that hosts loaders
+  trainer_link.py        the trainer's end: desk.py, turning.py
+  errors.py
 """
 
 if __name__ != "megadask.scheduling":

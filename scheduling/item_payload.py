@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
 from megadask.planner.metadata import Metadata
-from megadask.scheduling.samples import Sample, embedding_rows
+from megadask.scheduling.sample_items import Sample, embedding_rows
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from megadask.planner.metadata import Metadata
 from megadask.planner.sequences import SEQUENCES
-from megadask.scheduling.samples import EXTRAS, Form, Sample, embedding_rows
+from megadask.scheduling.sample_items import embedding_rows
+from megadask.scheduling.samples import EXTRAS, Form, Sample
 
 #: What the keys of fields that are aligned with the tokens begin with.
 FIELD = "field:"

@@ -29,9 +29,9 @@ from megadask.scheduling.item_payload import served_items
 from megadask.scheduling.lanes import Read, check_failures, describe_lane, read_rows
 from megadask.scheduling.policy import skips
 from megadask.scheduling.reading import close_rows
+from megadask.scheduling.sample_items import item_lengths
 from megadask.scheduling.samples import (
     Sample,
-    item_lengths,
     num_targets,
     payload_of,
     weigh,

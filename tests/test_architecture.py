@@ -168,6 +168,20 @@ def test_a_layer_refuses_to_be_imported_by_its_folder_name(name: str) -> None:
     assert f"import megadask.{name}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "package",
+    [
+        *("planner", "scheduling", "megadask/cli", "megadask/indexing", "megadask/looking"),
+        *("megadask/readers", "megadask/trainer", "megadask/transforms"),
+    ],
+)
+def test_a_package_says_what_is_in_each_of_its_files(package: str) -> None:
+    said = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text())) or ""
+    named = re.findall(r"\w+\.py", said)
+    there = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py"}
+    assert set(named) == there
+
+
 def test_importing_megadask_and_planner_loads_nothing_heavy() -> None:
     loaded = loaded_by("import megadask, megadask.planner")
     assert loaded & {"dask", "distributed", "torch", "pyarrow", "pandas", "scipy"} == set()

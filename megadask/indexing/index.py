@@ -27,7 +27,8 @@ from megadask.readers.paths import absolute
 from megadask.scheduling.batched import transformed_ahead
 from megadask.scheduling.known import Entry, mask_runs
 from megadask.scheduling.lanes import check_failures, judge, shard_rows, where_is
-from megadask.scheduling.samples import item_lengths, payload_of, weigh, whole_because
+from megadask.scheduling.sample_items import item_lengths
+from megadask.scheduling.samples import payload_of, weigh, whole_because
 from megadask.transforms import wants_rng
 
 if TYPE_CHECKING:

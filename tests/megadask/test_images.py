@@ -171,7 +171,7 @@ class TestTransform:
             DecodeImage(**options)
 
     def test_it_makes_the_modality_that_loaders_measure(self) -> None:
-        from megadask.scheduling.samples import item_lengths
+        from megadask.scheduling.sample_items import item_lengths
 
         sample = DecodeImage(patch=8)({"image": [encode(noise(16, 8)), encode(noise(8, 8))]})
         assert item_lengths(sample, "image") == [2, 1]
