@@ -159,8 +159,10 @@ def main() -> None:
         today = datetime.date.today().isoformat()
         names = "| what | " + " | ".join(f"{n} sources" for n in options.sources) + " |"
         table = [names, "| --- |" + " --- |" * len(columns)]
-        for name in columns[0]:
-            table.append(f"| {name} | " + " | ".join(column[name] for column in columns) + " |")
+        table += [
+            f"| {name} | " + " | ".join(column[name] for column in columns) + " |"
+            for name in columns[0]
+        ]
         text = (
             f"# Checkpoints, {today}\n\n"
             "- command: PYTHONPATH=. python benchmarks/bench_checkpoint.py --report\n"

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from megadask.planner.stream import Stream
     from megadask.planner.topology import ClientPlaceTree
     from megadask.presets import model_inputs
-    from megadask.scheduling.spec import Limits
     from megadask.resumption import ResumeReport
+    from megadask.scheduling.spec import Limits
     from megadask.service import Service, serve
     from megadask.source import Source
     from megadask.verifying import verify_resume

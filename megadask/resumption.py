@@ -1,4 +1,4 @@
-"""What `megadask.verify_resume` found: runs that were stopped and taken up, beside one that was not.
+"""What `megadask.verify_resume` found: stopped runs that were taken up, beside one that was not.
 
 A reading holds what ranks got of a run, in a form that does not depend on where it was placed.
 """

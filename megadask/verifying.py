@@ -1,4 +1,4 @@
-"""Run a pipeline undisturbed, and again stopped and taken up elsewhere: is it the same?
+"""Run a pipeline undisturbed, and again stopped and taken up elsewhere, and compare.
 
 Everything runs on local clusters of its own, with the ranks in threads of this process.
 """
@@ -262,9 +262,7 @@ def _tried(
         return error, {}
 
 
-def _stops(
-    whole: Reading, steps: int, at: int, notes: list[str]
-) -> tuple[dict[str, Mark], bool]:
+def _stops(whole: Reading, steps: int, at: int, notes: list[str]) -> tuple[dict[str, Mark], bool]:
     """Return where to stop, by a name, and whether the data ended."""
     marks = whole.marks()
     num_steps = marks[-1][0] if marks else 0

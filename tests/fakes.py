@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.ahead import Ahead
-from megadask.planner.batching import Batching, Packed
+from megadask.planner.batching import Batching
 from megadask.planner.draw import Draw, DrawRules, Starved, draw
 from megadask.planner.ids import Verdict
 from megadask.planner.lines import Rows
@@ -23,8 +23,7 @@ from megadask.planner.schedule import Schedule, StepSchedule
 from megadask.planner.state import LaneCursor, PlannerState, SourceState
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
-from megadask.scheduling.reading import BadRecord, Shard, TruncatedShard, fingerprint_shards
-from megadask.scheduling.spec import SourceSpec
+from megadask.scheduling.reading import BadRecord, Shard, fingerprint_shards
 
 SpanKey = tuple[int, int, int, int, int, int]  # source, epoch, lane, position, start, stop
 
@@ -273,50 +272,6 @@ class MemoryReader:
 
     def paths(self) -> list[str]:
         return []
-
-
-class CutReader(MemoryReader):
-    """Some shards, by their index, cannot be read beyond a row; counts the rows that were read."""
-
-    cuts: Mapping[int, int] = {}  # noqa: RUF012
-    num_read: int = 0
-
-    def read(self, shard: int, start: int = 0) -> Iterator[Any]:
-        for row, record in enumerate(super().read(shard, start), start):
-            if row >= self.cuts.get(shard, row + 1):
-                break
-            self.num_read += 1
-            yield record
-        if shard in self.cuts:
-            raise TruncatedShard("cut off")
-
-
-def numbered(*sizes: int) -> list[list[Any]]:
-    """Return shards of so many samples each; the one token of a sample is its number."""
-    first = np.cumsum([0, *sizes])
-    return [
-        [{"tokens": np.array([k])} for k in range(first[i], first[i + 1])]
-        for i in range(len(sizes))
-    ]
-
-
-def source_spec(reader: Any, **changes: Any) -> SourceSpec:
-    """Return a source of one lane whose records are samples."""
-    declared: dict[str, Any] = {
-        "name": "web",
-        "index": 0,
-        "reader": reader,
-        "transform": None,
-        "wants_rng": False,
-        "lanes": 1,
-        "seed": 7,
-        "on_error": "raise",
-        "max_consecutive_errors": 1000,
-        "scalars": (),
-        "modalities": (),
-        "batching": Packed(seq_len=64, global_batch=1),
-    }
-    return SourceSpec(**(declared | changes))
 
 
 def initial_state(sources: Sequence[MemorySource]) -> PlannerState:

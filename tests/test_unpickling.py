@@ -31,10 +31,13 @@ CALLS = ("pickle.loads", "pickle.load", "cloudpickle.loads", "cloudpickle.load",
 
 
 def opened(path: Path) -> bool:
-    return any(
-        isinstance(node, ast.Attribute) and ast.unparse(node) in CALLS
-        for node in ast.walk(ast.parse(path.read_text()))
-    ) or "allow_pickle=True" in path.read_text()
+    return (
+        any(
+            isinstance(node, ast.Attribute) and ast.unparse(node) in CALLS
+            for node in ast.walk(ast.parse(path.read_text()))
+        )
+        or "allow_pickle=True" in path.read_text()
+    )
 
 
 def test_pickles_are_opened_only_where_the_cluster_hands_them_over() -> None:

@@ -12,7 +12,7 @@ from distributed import Client
 import megadask as md
 from tests.megadask.helpers.data import corpus, pipeline, records
 from tests.megadask.helpers.ranks import run
-from tests.megadask.helpers.seen import record_ids, Seen, drain, every_token, take_steps, tokens_delivered
+from tests.megadask.helpers.seen import Seen, drain, every_token, take_steps, tokens_delivered
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,6 +21,17 @@ EVEN = 16
 TWENTY = {"a": records([EVEN] * 20)}
 #: Rows of a block, or the order as it is.
 SHUFFLES = [False, 3]
+
+
+def ids(ranks: Sequence[Sequence[Seen]]) -> list[int]:
+    """Return the records in the order of steps, microbatches and ranks."""
+    order = [
+        (batch.step, batch.microbatch, rank, number, record)
+        for rank, seen in enumerate(ranks)
+        for batch in seen
+        for number, (record, _, _) in enumerate(batch.documents)
+    ]
+    return [record for *_, record in sorted(order)]
 
 
 def twenty(*, loaders: int = 1, dp: int = 1, **options: Any) -> md.Pipeline:
@@ -38,7 +49,7 @@ def twenty(*, loaders: int = 1, dp: int = 1, **options: Any) -> md.Pipeline:
 
 def served(made: md.Pipeline, client: Client, name: str, **options: Any) -> list[int]:
     with md.serve(made, client, name=name, **options) as service:
-        got = record_ids(run(service, drain))
+        got = ids(run(service, drain))
         assert service.audit()["ok"]
     return got
 
@@ -67,7 +78,7 @@ def test_resuming_at_and_inside_an_epoch(
 
     with md.serve(made, client, name=f"{name}-1") as service:
         [seen] = run(service, save)
-    assert record_ids([seen]) == whole[:28]
+    assert ids([seen]) == whole[:28]
     for taken, state in states.items():
         rest = served(made, client, f"{name}-{taken}", resume=state)
         assert rest == whole[taken:]

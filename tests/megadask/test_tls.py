@@ -124,9 +124,7 @@ def test_who_has_no_certificate_is_refused(service: md.Service) -> None:
         md.connect(plain, "tls", rank=0, timeout=3)
 
 
-def test_a_certificate_of_another_authority_is_refused(
-    service: md.Service, tmp_path: Path
-) -> None:
+def test_a_certificate_of_another_authority_is_refused(service: md.Service, tmp_path: Path) -> None:
     others = Authority(tmp_path, "theirs").security()
     with pytest.raises(md.errors.DeadlineError, match="does not answer"):
         md.connect(service.address, "tls", rank=0, timeout=3, security=others)

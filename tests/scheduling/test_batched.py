@@ -31,7 +31,7 @@ from megadask.transforms import (
     TransformError,
     transform_fingerprint,
 )
-from tests.fakes import MemoryReader, source_spec
+from tests.fakes import MemoryReader
 from tests.strategies import laws
 
 
@@ -43,7 +43,20 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def spec(
     rows: list[Any], transform: Any, on_error: OnError = "skip", faults: Any = None
 ) -> SourceSpec:
-    return source_spec(MemoryReader([rows], faults), transform=transform, on_error=on_error)
+    return SourceSpec(
+        name="web",
+        index=0,
+        reader=MemoryReader([rows], faults),
+        transform=transform,
+        wants_rng=False,
+        lanes=1,
+        seed=0,
+        on_error=on_error,
+        max_consecutive_errors=1000,
+        scalars=(),
+        modalities=(),
+        batching=Packed(seq_len=64, global_batch=1),
+    )
 
 
 def tokenizer() -> Tokenizer:

@@ -26,7 +26,7 @@ from megadask.scheduling.owners import LoaderAddress, Partners
 from megadask.scheduling.reading import BadRecord
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.spec import SourceSpec
-from tests.fakes import MemoryReader, restored, source_spec, spans
+from tests.fakes import MemoryReader, restored, spans
 from tests.strategies import few_laws
 
 BATCHING = Packed(seq_len=4, global_batch=2)
@@ -57,8 +57,20 @@ class LocalPartners:
 
 
 def source(content: list[list[Any]], lanes: int) -> SourceSpec:
-    options = {"name": "a", "lanes": lanes, "on_error": "skip", "batching": BATCHING}
-    return source_spec(MemoryReader(content), **options)
+    return SourceSpec(
+        name="a",
+        index=0,
+        reader=MemoryReader(content),
+        transform=None,
+        wants_rng=False,
+        lanes=lanes,
+        seed=0,
+        on_error="skip",
+        max_consecutive_errors=100,
+        scalars=(),
+        modalities=(),
+        batching=BATCHING,
+    )
 
 
 def feed_of(

@@ -21,7 +21,7 @@ from megadask.scheduling.extras import decode
 from megadask.scheduling.gather import Payload
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.spec import SourceSpec
-from tests.fakes import MemoryReader, source_spec
+from tests.fakes import MemoryReader
 from tests.strategies import laws
 
 MULTIPLE = 24  # can be cut for any number of ranks up to 4
@@ -84,7 +84,21 @@ def worlds(draw: st.DrawFn) -> Any:
         position_axes=AXES,
     )
     records = draw(samples())
-    source = source_spec(MemoryReader([records]), batching=spec, extras=("number",))
+    source = SourceSpec(
+        name="web",
+        index=0,
+        reader=MemoryReader([records]),
+        transform=None,
+        wants_rng=False,
+        lanes=1,
+        seed=0,
+        on_error="raise",
+        max_consecutive_errors=9,
+        scalars=(),
+        modalities=(),
+        batching=spec,
+        extras=("number",),
+    )
     loader = SourceLoader(source, 2**20)
     table = loader.describe(0, {0: LaneCursor()}, 1000).table
     microbatches = []

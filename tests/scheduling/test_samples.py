@@ -23,7 +23,7 @@ from megadask.scheduling.samples import Form, check_sample, num_targets, payload
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.spec import SourceSpec
 from megadask.transforms import Batched, Bytes
-from tests.fakes import MemoryReader, source_spec
+from tests.fakes import MemoryReader
 from tests.strategies import laws
 
 PLENTY = 2**20
@@ -36,8 +36,21 @@ def form(**declared: Any) -> Form:
 
 
 def loader(records: list[Any], batching: Batching | None = None, **changes: Any) -> SourceLoader:
-    declared = {"batching": batching} if batching else {}
-    return SourceLoader(source_spec(MemoryReader([records]), **(declared | changes)), PLENTY)
+    declared: dict[str, Any] = {
+        "name": "web",
+        "index": 0,
+        "reader": MemoryReader([records]),
+        "transform": None,
+        "wants_rng": False,
+        "lanes": 1,
+        "seed": 7,
+        "on_error": "raise",
+        "max_consecutive_errors": 100,
+        "scalars": (),
+        "modalities": (),
+        "batching": batching or Packed(seq_len=64, global_batch=1),
+    }
+    return SourceLoader(SourceSpec(**(declared | changes)), PLENTY)
 
 
 def described(one: SourceLoader) -> Metadata:

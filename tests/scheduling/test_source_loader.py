@@ -25,7 +25,7 @@ from megadask.scheduling.lanes import lane_shards
 from megadask.scheduling.reading import BadRecord, TruncatedShard
 from megadask.scheduling.source_loader import KEPT_REASONS, Described, SourceLoader
 from megadask.scheduling.spec import SourceSpec
-from tests.fakes import MemoryReader, source_spec
+from tests.fakes import MemoryReader
 from tests.strategies import laws
 
 BATCHING = Packed(seq_len=4, global_batch=1)
@@ -40,8 +40,22 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec(reader: MemoryReader, **changes: Any) -> SourceSpec:
-    declared = {"index": 2, "batching": BATCHING, "max_consecutive_errors": 100}
-    return source_spec(reader, **(declared | changes))
+    """Return a source of one lane whose records are samples."""
+    declared: dict[str, Any] = {
+        "name": "web",
+        "index": 2,
+        "reader": reader,
+        "transform": None,
+        "wants_rng": False,
+        "lanes": 1,
+        "seed": 7,
+        "on_error": "raise",
+        "max_consecutive_errors": 100,
+        "scalars": (),
+        "modalities": (),
+        "batching": BATCHING,
+    }
+    return SourceSpec(**(declared | changes))
 
 
 def documents(*lengths: int, first: int = 0) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -150,14 +150,3 @@ def every_token(rows: Iterable[Mapping[str, int]], times: int = 1) -> Counter[tu
 def shape(seen: Iterable[Seen]) -> list[tuple[int, int, bool]]:
     """Return the (step, microbatch, is_last) of every batch: what all ranks must have alike."""
     return [(batch.step, batch.microbatch, batch.is_last) for batch in seen]
-
-
-def record_ids(ranks: Sequence[Sequence[Seen]]) -> list[int]:
-    """Return the records in the order of steps, microbatches and ranks."""
-    order = [
-        (batch.step, batch.microbatch, rank, number, record)
-        for rank, seen in enumerate(ranks)
-        for batch in seen
-        for number, (record, _, _) in enumerate(batch.documents)
-    ]
-    return [record for *_, record in sorted(order)]
