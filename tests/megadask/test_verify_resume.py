@@ -34,15 +34,8 @@ def test_a_good_pipeline_by_its_command() -> None:
     """In a process of its own, as users run it."""
     done = subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "megadask",
-            "verify-resume",
-            f"{verified.__name__}:good",
-            "--steps",
-            "4",
-            "--dp",
-            "4",
+            *(sys.executable, "-m", "megadask", "verify-resume", f"{verified.__name__}:good"),
+            *("--steps", "4", "--dp", "4"),
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
