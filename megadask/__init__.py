@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from megadask.planner.simulating import simulate
     from megadask.planner.stream import Stream
     from megadask.planner.topology import ClientPlaceTree
-    from megadask.resumption import ResumeReport
+    from megadask.resuming.report import ResumeReport
+    from megadask.resuming.verify import verify_resume
     from megadask.scheduling.spec import Limits
     from megadask.service import Service, serve
     from megadask.source import Source
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     )
     from megadask.trainer.loader import Loader, connect
     from megadask.trainer.presets import model_inputs
-    from megadask.verifying import verify_resume
 
     __version__: str
 
@@ -86,7 +86,7 @@ _HOMES = {
     "Packed": "megadask.planner.batching:Packed",
     "Padded": "megadask.planner.batching:Padded",
     "Pipeline": "megadask.pipeline:Pipeline",
-    "ResumeReport": "megadask.resumption:ResumeReport",
+    "ResumeReport": "megadask.resuming.report:ResumeReport",
     "SampleId": "megadask.planner.ids:SampleId",
     "Schedule": "megadask.planner.schedule:Schedule",
     "Service": "megadask.service:Service",
@@ -108,7 +108,7 @@ _HOMES = {
     "simulate": "megadask.planner.simulating:simulate",
     "state_at": "megadask.checkpoints:state_at",
     "transforms": "megadask.transforms",
-    "verify_resume": "megadask.verifying:verify_resume",
+    "verify_resume": "megadask.resuming.verify:verify_resume",
 }
 
 

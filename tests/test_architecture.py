@@ -172,7 +172,7 @@ def test_a_layer_refuses_to_be_imported_by_its_folder_name(name: str) -> None:
     "package",
     [
         *("planner", "scheduling", "megadask/cli", "megadask/indexing", "megadask/looking"),
-        *("megadask/readers", "megadask/trainer", "megadask/transforms"),
+        *("megadask/readers", "megadask/resuming", "megadask/trainer", "megadask/transforms"),
     ],
 )
 def test_a_package_says_what_is_in_each_of_its_files(package: str) -> None:

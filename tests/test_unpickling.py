@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: Who opens pickles: specs and functions that the driver sent, errors and objects of the run.
 OPENS = {
-    "megadask/indexing.py": "the spec that the parent process gave to its own workers",
+    "megadask/indexing/index.py": "the spec that the parent process gave to its own workers",
     "scheduling/collate.py": "Pipeline(collate=), from the driver",
     "scheduling/constructor_actor.py": "the run's spec, from the driver",
     "scheduling/errors.py": "an error of a role, for the trainers",
@@ -41,8 +41,19 @@ def opened(path: Path) -> bool:
 
 
 def test_pickles_are_opened_only_where_the_cluster_hands_them_over() -> None:
-    paths = [*ROOT.glob("planner/*.py"), *ROOT.glob("scheduling/*.py"), *ROOT.glob("megadask/*.py")]
-    paths += [*ROOT.glob("megadask/readers/*.py"), *ROOT.glob("megadask/demo/*.py")]
+    paths = [*ROOT.glob("planner/*.py"), *ROOT.glob("scheduling/*.py")]
+    folders = (
+        "",
+        "cli/",
+        "demo/",
+        "indexing/",
+        "looking/",
+        "readers/",
+        "resuming/",
+        "trainer/",
+        "transforms/",
+    )
+    paths += [path for folder in ("", *folders) for path in ROOT.glob(f"megadask/{folder}/*.py")]
     found = {path.relative_to(ROOT).as_posix() for path in paths if opened(path)}
     assert found == set(OPENS)
 

@@ -15,7 +15,7 @@ import torch
 
 import megadask as md
 from megadask import cli
-from megadask.resumption import (
+from megadask.resuming.report import (
     Reading,
     ResumeCase,
     ResumeReport,

@@ -15,7 +15,7 @@ from typing import Any
 from megadask.pipeline import Pipeline
 from megadask.planner.errors import ConfigError, MegaDaskError
 from megadask.planner.topology import ClientPlaceTree
-from megadask.resumption import (
+from megadask.resuming.report import (
     Mark,
     Reading,
     ResumeCase,
