@@ -15,7 +15,7 @@ def state_at(checkpoint: str, step: int | None = None) -> dict[str, Any]:
     """Return the state before a step, as `Loader.state_dict` would have, from a service's journal.
 
     For a model checkpoint whose loader state was lost: the step is that of the model. The journal
-    reaches back 100 to 200 steps behind what all ranks have acknowledged.
+    reaches back to the oldest full object, 100 to 300 steps.
 
     Parameters
     ----------
