@@ -54,7 +54,7 @@ def load(path: str) -> dict[str, Any]:
     with fsspec.open(path, "rt") as file:
         try:
             data = yaml.load(file, _Loader)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not YAML", got=str(error)) from error
     data = _mapping(path, data)
     known: dict[str, Callable[[str, Any], Any]] = {
@@ -62,7 +62,7 @@ def load(path: str) -> dict[str, Any]:
         "topology": _topology,
         "strategy": _strategy,
         "batching": lambda where, value: _component(where, value, md),
-        "collate": lambda _, value: value if value is None else from_import_path(value),
+        "collate": _collate,
     }
     return {
         name: known[name](f"{path}: {name}", value) if name in known else value
@@ -156,6 +156,11 @@ def _sources(where: str, value: Any) -> list[Source]:
             arguments["on_error"] = from_import_path(on_error)
         sources.append(call(place, Source, {"name": name, **arguments}))
     return sources
+
+
+def _collate(where: str, value: Any) -> Any:
+    """Return a function by its import path; with arguments, what it makes of them."""
+    return None if value is None else _component(where, value, md)
 
 
 def _topology(where: str, value: Any) -> md.ClientPlaceTree:

@@ -54,15 +54,30 @@ def root_error(error: Exception) -> Exception:
     return error
 
 
+def travelling(error: BaseException) -> Exception:
+    """Return an error that means the same in another process.
+
+    That is the error itself, or a SourceError that describes it: where it does not pickle, or says
+    something else behind that; and where it would look like a loader or a connection that was lost,
+    as an OSError of somebody's transform does.
+    """
+    if isinstance(error, Exception) and not isinstance(error, OSError) and _pickles(error):
+        return error
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    return SourceError(f"{type(error).__name__}: {error}{notes}")
+
+
 def pack_error(error: BaseException) -> bytes:
     """Return an error as bytes for another process; one that does not pickle is described."""
+    return pickle.dumps(error if _pickles(error) else travelling(error))
+
+
+def _pickles(error: BaseException) -> bool:
+    """Whether an error comes back as it was; those of Unicode lose what they say."""
     try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
+        return str(pickle.loads(pickle.dumps(error))) == str(error)
     except Exception:  # any class may fail to pickle in any way
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        data = pickle.dumps(SourceError(f"{type(error).__name__}: {error}{notes}"))
-    return data
+        return False
 
 
 def unpack_error(data: bytes) -> Exception:

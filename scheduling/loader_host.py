@@ -18,9 +18,10 @@ from typing import Any
 from distributed import Worker, WorkerPlugin
 from distributed.core import Status
 
+from megadask.planner.errors import MegaDaskError
 from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
-from megadask.scheduling.errors import StaleError
+from megadask.scheduling.errors import StaleError, travelling
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.wire import ARRIVAL, LOADER_HOST, within
 
@@ -74,11 +75,8 @@ class LoaderHost(WorkerPlugin):
                 got=f"incarnation {incarnation}",
                 remedy="It was replaced or released; ask the supervisor for the owner.",
             )
-        method = _CALLS[call]
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            hosted.thread, partial(method, hosted.loader, **arguments)
-        )
+        told = partial(_carried_out, _CALLS[call], hosted.loader, arguments)
+        return await asyncio.get_running_loop().run_in_executor(hosted.thread, told)
 
     async def _open(
         self, incarnation: str, blob: bytes, limit_bytes: int, standby: bool
@@ -112,6 +110,25 @@ class LoaderHost(WorkerPlugin):
             with contextlib.suppress(RuntimeError):  # the interpreter may be shutting down
                 hosted.thread.submit(hosted.loader.close)
             hosted.thread.shutdown(wait=False)
+
+
+def _carried_out(
+    method: Callable[..., Any], loader: SourceLoader, arguments: Mapping[str, Any]
+) -> Any:
+    """Return what a call returns; raise what it raises in a form that travels.
+
+    An error of somebody's transform may be of any class, also of those by which callers know that a
+    loader was lost: they would ask again and again, and never tell what it was.
+    """
+    try:
+        return method(loader, **arguments)
+    except MegaDaskError:
+        raise
+    except BaseException as error:
+        told = travelling(error)
+        if told is error:  # which must not become its own cause: that would never end
+            raise
+        raise told from error
 
 
 def _describe(

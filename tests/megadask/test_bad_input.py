@@ -516,6 +516,11 @@ def test_too_many_bad_records_in_a_row(client: Client, name: str) -> None:
     [
         (faulty.raise_picky, "PickyError"),
         (faulty.raise_stop_iteration, "StopIteration"),
+        # These look like a loader that was lost, or leave what they say behind.
+        (faulty.raise_file_not_found, "no such folder/vocabulary.json"),
+        (faulty.raise_timeout, "a server of the user's is slow"),
+        (faulty.raise_generator_exit, "somebody's generator"),
+        (faulty.raise_unicode, "surrogates not allowed"),
     ],
 )
 def test_errors_that_do_not_travel_are_told_all_the_same(

@@ -115,6 +115,27 @@ def test_what_is_wrong_is_named_with_its_place(old: str, new: str, named: str) -
     assert named in text, text
 
 
+def test_a_collate_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("own_collate.py").write_text(
+        "import functools\n\ndef f(batch, scale=1):\n    return batch\n\n"
+        "def scaled(scale):\n    return functools.partial(f, scale=scale)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plain = read(TEXT + "collate: own_collate:f\n")
+    assert plain.collate({"x": 1}) == {"x": 1}
+    scaled = read(TEXT + "collate: {own_collate:scaled: {scale: 3}}\n")
+    assert scaled.collate.keywords == {"scale": 3}
+    assert read(TEXT + "collate:\n").collate is None
+    with pytest.raises(md.errors.ConfigError, match="own_collate:g"):
+        read(TEXT + "collate: own_collate:g\n")
+
+
+def test_a_file_that_is_no_text_is_named() -> None:
+    Path("pipeline.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(md.errors.ConfigError, match=r"pipeline\.yaml is not YAML"):
+        md.Pipeline.from_yaml("pipeline.yaml")
+
+
 def test_a_file_that_is_missing_is_named() -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         md.Pipeline.from_yaml("nowhere.yaml")

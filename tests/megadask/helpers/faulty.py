@@ -54,6 +54,30 @@ def raise_system_exit(record: Mapping[str, Any]) -> Any:
     return unfold(record)
 
 
+def raise_file_not_found(record: Mapping[str, Any]) -> Any:
+    if record["id"] == BAD:
+        Path("no such folder/vocabulary.json").read_text()
+    return unfold(record)
+
+
+def raise_timeout(record: Mapping[str, Any]) -> Any:
+    if record["id"] == BAD:
+        raise TimeoutError("a server of the user's is slow")
+    return unfold(record)
+
+
+def raise_generator_exit(record: Mapping[str, Any]) -> Any:
+    if record["id"] == BAD:
+        raise GeneratorExit("somebody's generator")
+    return unfold(record)
+
+
+def raise_unicode(record: Mapping[str, Any]) -> Any:
+    if record["id"] == BAD:
+        "\ud800".encode()
+    return unfold(record)
+
+
 def drop_every_third(record: Mapping[str, Any]) -> Any:
     return None if record["id"] % 3 == 0 else unfold(record)
 
