@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -143,6 +144,6 @@ def test_a_file_that_is_missing_is_named() -> None:
 
 def test_other_batches_and_a_collate() -> None:
     text = TEXT[: TEXT.index("topology:")] + "batching: {Padded: {seq_len: 64, global_batch: 4}}\n"
-    pipeline = read(text + "collate: builtins:dict\n")
+    pipeline = read(text + "collate: json:loads\n")
     assert pipeline.batching == md.Padded(seq_len=64, global_batch=4)
-    assert pipeline.collate is dict
+    assert pipeline.collate is json.loads
