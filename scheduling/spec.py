@@ -135,12 +135,11 @@ class Limits:
         for limit in fields(self):
             value = getattr(self, limit.name)
             if limit.name == "lead_steps":
-                kind, least, bound = int, 1.0, "an integer >= 1"
+                good, least, bound = isinstance(value, int), 1.0, "an integer >= 1"
             else:
                 least = 0.0 if limit.name.endswith("_bytes") else 1e-3
-                kind, bound = int | float, f"a number >= {least:g}"
-            good = isinstance(value, kind) and not isinstance(value, bool)
-            if not good or not least <= value < math.inf:
+                good, bound = isinstance(value, int | float), f"a number >= {least:g}"
+            if isinstance(value, bool) or not good or not least <= value < math.inf:
                 raise ConfigError(f"Limits({limit.name}=)", got=repr(value), limit=bound)
 
 
