@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import Field, is_deliverable
 from megadask.planner.sequences import SEQUENCES
+from megadask.scheduling.conversion import converted, may_become
 from megadask.scheduling.extras import encode_row
 
 Sample = Mapping[str, Any]
@@ -222,7 +223,7 @@ def _aligned(sample: Sample, form: Form, length: int) -> dict[str, NDArray[Any]]
         array = np.asarray(value)
         if field.name == "position_ids" and array.shape == (length,):
             array = np.broadcast_to(array, (*field.shape, length))
-        if array.shape != (*field.shape, length) or not _may_become(array, field.dtype):
+        if array.shape != (*field.shape, length) or not may_become(array, field.dtype):
             raise ConfigError(
                 f"a sample's field {field.name!r}",
                 got=f"{array.dtype} of shape {array.shape}",
@@ -233,37 +234,8 @@ def _aligned(sample: Sample, form: Form, length: int) -> dict[str, NDArray[Any]]
             )
         if field.name == "position_ids" and array.size and array.min() < 0:
             raise ConfigError("a sample's 'position_ids'", got=array.min(), limit=">= 0")
-        found[field.name] = _converted(array, field)
+        found[field.name] = converted(array, field)
     return found
-
-
-def _may_become(array: NDArray[Any], dtype: str) -> bool:
-    """Whether numbers may become numbers of another type, if none of them changes."""
-    whole = array.dtype.kind in "biu" and np.dtype(dtype).kind in "biu"
-    return whole or not array.size or np.can_cast(array.dtype, dtype, "same_kind")
-
-
-def _converted(array: NDArray[Any], field: Field) -> NDArray[Any]:
-    """Return an array as a field's type. Raises ConfigError where that does not hold a number.
-
-    Floats are rounded; integers stay what they are.
-    """
-    with np.errstate(over="ignore"):
-        made = np.ascontiguousarray(array, field.dtype)
-    if made.dtype == array.dtype:
-        return made
-    if made.dtype.kind == "f":
-        lost_N = np.isinf(made) if array.dtype.kind != "f" else np.isinf(made) & np.isfinite(array)
-    else:
-        # An unsigned number above half of its range equals the negative one that it becomes.
-        lost_N = (made != array) | ((made < 0) != (array < 0))
-    if lost_N.any():
-        raise ConfigError(
-            f"a sample's field {field.name!r}",
-            got=array[lost_N].flat[0],
-            limit=f"numbers that {field.dtype} holds",
-        )
-    return made
 
 
 def _sized(sample: Sample, name: str) -> dict[str, Any]:
