@@ -5,7 +5,7 @@ Uses dask.distributed and the planner; never torch, which loaders and constructo
 Reading: inside a loader, no Dask
   source_loader.py       metadata of records, samples by id; cache.py, forward.py
   lanes.py               records in order, with verdicts (policy.py); shuffle.py, batched.py
-  samples.py             the checked form of a sample, sample_items.py, numbers.py; extras.py,
+  samples.py             the checked form of a sample, sample_items.py, conversion.py; extras.py,
                          fillers.py, serving.py
   known.py               what is known of a record before it is read
   reading.py             what loaders and readers agree on

@@ -63,7 +63,7 @@ class Collator:
         where = f"MegaDask: Pipeline(collate=), step {step}, microbatch {microbatch}"
         try:
             return self._checked(self._function(batch), len(sample_ids))
-        except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+        except (StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt) as error:
             # These would end the thread or the worker instead of reaching the trainers.
             raised = ServiceError("Pipeline(collate=) must not raise this", got=repr(error))
             raised.add_note(where)

@@ -221,7 +221,7 @@ def judge(spec: SourceSpec, epoch: int, lane: int, at: LaneCursor, record: Any, 
         return read(verdict=Verdict.OK if record.tokens else Verdict.FILTERED, entry=record)
     try:
         sample = _transform(spec, epoch, lane, at.position, record)
-    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+    except (StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt) as error:
         # These would end this generator, or the worker, instead of reaching the trainers.
         raise SourceError(
             f"source {spec.name!r}: the transform must not raise this, at {where}",

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import Field
 from megadask.planner.sequences import SEQUENCES
+from megadask.scheduling.conversion import converted, may_become
 from megadask.scheduling.extras import encode_row
-from megadask.scheduling.numbers import converted, may_become
 from megadask.scheduling.sample_items import items_of
 
 Sample = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Numbers of one type as another, if none of them changes."""
+"""Numbers of a sample's fields as the type that was declared: none becomes another one."""
 
 from __future__ import annotations
 
