@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wheel check examples faults bench notebooks format clean $(VENV)
+.PHONY: help demo test programs test-wheel check examples faults bench notebooks format clean $(VENV)
 
 help:
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -26,8 +26,8 @@ demo: $(INSTALLED) ## train a small model on a local cluster, end to end
 	$(BIN)/python -m megadask demo
 
 # Two files at a time: many tests wait for processes more than they compute.
-test: $(INSTALLED) ## run the tests and notebooks; `make faults` has those that kill processes
-	$(PYTEST) -n 2 --dist loadfile --nbmake tests $(wildcard notebooks) --ignore=tests/faults $(PYTEST_ARGS)
+test: $(INSTALLED) ## run the tests and notebooks; `make programs` and `make faults` have the slow ones
+	$(PYTEST) -n 2 --dist loadfile --nbmake tests $(wildcard notebooks) --ignore=tests/faults --ignore=tests/programs $(PYTEST_ARGS)
 
 test-wheel: $(INSTALLED) ## run the tests against the built wheel, outside the checkout
 	rm -rf build
@@ -46,6 +46,9 @@ check: $(INSTALLED) ## lint, format, types, architecture
 examples: $(INSTALLED) ## train the examples: on photographs, and as a SLURM job would
 	$(BIN)/python examples/vlm/train.py
 	$(BIN)/python examples/slurm/train.py
+
+programs: $(INSTALLED) ## run the tests of whole programs: the demo and the example
+	$(PYTEST) tests/programs $(PYTEST_ARGS)
 
 faults: $(INSTALLED) ## run the tests that kill and stop processes
 	$(PYTEST) tests/faults $(PYTEST_ARGS)

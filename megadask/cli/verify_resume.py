@@ -35,17 +35,22 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
     from rich.console import Console
 
-    logging.getLogger("megadask").setLevel(logging.CRITICAL + 1)  # errors are findings here
     if options.at is not None and options.at > options.steps:
         parser.error(f"--at: got {options.at}, expected at most --steps {options.steps}")
-    report = md.verify_resume(
-        _pipeline(options.pipeline),
-        steps=options.steps,
-        at=options.at,
-        dp=options.dp,
-        processes=options.processes,
-        timeout=options.timeout,
-    )
+    logger = logging.getLogger("megadask")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)  # errors are findings here
+    try:
+        report = md.verify_resume(
+            _pipeline(options.pipeline),
+            steps=options.steps,
+            at=options.at,
+            dp=options.dp,
+            processes=options.processes,
+            timeout=options.timeout,
+        )
+    finally:
+        logger.setLevel(level)
     Console(highlight=False, markup=False, soft_wrap=True).print(str(report))
     return 0 if report.ok else 1
 

@@ -73,18 +73,20 @@ def test_the_meshes_are_of_all_kinds() -> None:
 def check(tree: md.ClientPlaceTree, ranks: Sequence[Sequence[Any]], layout: str) -> None:
     whole: dict[int, list[Seen]] = {}
     for bucket in range(tree.num_buckets("dp")):
-        slices = defaultdict(list)  # cp coordinate to its ranks that get the tokens
+        slices = defaultdict(list)  # (cp, pp) coordinates to their ranks
         for rank in tree.ranks_of(bucket, "dp"):
             coords = tree.coords(rank)
-            if coords["pp"] in (0, tree.pp - 1):
-                slices[coords["cp"]].append(rank)
-            else:
+            slices[coords["cp"], coords["pp"]].append(rank)
+            if coords["pp"] not in (0, tree.pp - 1):
                 for batch in ranks[rank]:
                     assert not set(TOKENS) & set(batch)
         for same in slices.values():
             digests = [list(map(digest, ranks[rank])) for rank in same]
             assert all(one == digests[0] for one in digests)
-        firsts = [ranks[slices[cp][0]] for cp in range(tree.cp)]
+        firsts = []  # by cp: what the first and the last stage get between them
+        for cp in range(tree.cp):
+            ends = [ranks[slices[cp, pp][0]] for pp in (0, tree.pp - 1)]
+            firsts.append([{**first, **last} for first, last in zip(*ends, strict=True)])
         for batches in zip(*firsts, strict=True):
             assert {batch["cp_layout"] for batch in batches} == {
                 layout if tree.cp > 1 else "document"
