@@ -28,7 +28,7 @@ def test_old_constructors_hear_nothing_of_a_smaller_mesh(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They ask for news while the commit is written, and would find ranks missing."""
-    begin = Run._begin_journal
+    begin = Run._begin_generation
 
     async def begin_slowly(self: Run) -> None:
         self.bump()
@@ -37,7 +37,7 @@ def test_old_constructors_hear_nothing_of_a_smaller_mesh(
 
     with md.serve(make(), local_client, name=name) as service:
         record = record_of(local_cluster, name)
-        monkeypatch.setattr(Run, "_begin_journal", begin_slowly)
+        monkeypatch.setattr(Run, "_begin_generation", begin_slowly)
         before, _, _ = resharded(service, record, 1)
         after = run(service, drain)
         assert service.audit()["ok"]
