@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-Slot = tuple[int, int]  # step, microbatch
+from megadask.scheduling.shelf import Slot
 
 
 class Reach:

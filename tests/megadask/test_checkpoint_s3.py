@@ -14,10 +14,11 @@ import megadask as md
 from megadask.scheduling.journal import Journal
 from tests.megadask.helpers.ranks import run
 from tests.megadask.helpers.restore import make
+from tests.megadask.helpers.s3 import s3_server
 from tests.megadask.helpers.seen import drain, merge, spans_by_step, take
 
 pytest.importorskip("s3fs", reason="needs the extra test")
-moto_server = pytest.importorskip("moto.server", reason="needs the extra test")
+pytest.importorskip("moto.server", reason="needs the extra test")
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -29,20 +30,9 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """A bucket on a server of its own."""
-    server = moto_server.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "loopback")
-        kind = fsspec.get_filesystem_class("s3")
-        kind.clear_instance_cache()
+    with s3_server() as kind:
         kind().mkdir("runs")
         yield "s3://runs"
-        kind.clear_instance_cache()
-    server.stop()
 
 
 def test_objects_are_written_read_and_pruned(bucket: str) -> None:

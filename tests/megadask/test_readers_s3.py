@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,9 +22,10 @@ from tests.megadask.helpers.reader_cases import (
     plain,
     texts,
 )
+from tests.megadask.helpers.s3 import s3_server
 
 pytest.importorskip("s3fs", reason="needs the extra test")
-moto_server = pytest.importorskip("moto.server", reason="needs the extra test")
+pytest.importorskip("moto.server", reason="needs the extra test")
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -39,22 +39,11 @@ BUCKET = "corpora"
 @pytest.fixture(scope="module")
 def store() -> Iterator[Any]:
     """A file system on a bucket of a server of its own."""
-    server = moto_server.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "loopback")
-        kind = fsspec.get_filesystem_class("s3")
-        kind.clear_instance_cache()
+    with s3_server() as kind:
         # Not the one that readers get, which must see what others write.
         filesystem = kind(skip_instance_cache=True, use_listings_cache=False)
         filesystem.mkdir(BUCKET)
         yield filesystem
-        kind.clear_instance_cache()
-    server.stop()
 
 
 @pytest.fixture
