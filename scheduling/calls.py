@@ -112,6 +112,7 @@ async def plans(
         "status": "plans",
         "version": run.version,
         "generation": record.generation,
+        "num_casts": record.num_casts,
         "tokens": [[rank, claim.token] for rank, claim in record.claims.items()],
         "marks": [[rank, *mark] for rank, mark in record.watermarks.items()],
         "finished": sorted(record.finished),
@@ -158,7 +159,12 @@ async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
     for (source, lanes), standbys in record.shadows.items():
         for owner in standbys:
             shadows[source].append([list(lanes), owner.address, owner.incarnation])
-    return {"version": run.version, "loaders": loaders, "shadows": shadows}
+    return {
+        "version": run.version,
+        "num_casts": record.num_casts,
+        "loaders": loaders,
+        "shadows": shadows,
+    }
 
 
 async def shadow_differs(run: Run, incarnation: str, shadow: str, what: str) -> None:
