@@ -38,7 +38,7 @@ def header_of(
         "silent_s": limits.silent_s,
         "recovery_s": limits.recovery_s,
         "restart": pipeline.restart,
-        "origin": _origin(pipeline, state).to_json(),
+        "origin": origin_of(pipeline, state).to_json(),
         "resumed": state is not None,
     }
 
@@ -74,7 +74,7 @@ def check_counts(pipeline: Pipeline, loaders: Mapping[str, int]) -> dict[str, in
     return dict(loaders)
 
 
-def _origin(pipeline: Pipeline, state: Mapping[str, Any] | None) -> Point:
+def origin_of(pipeline: Pipeline, state: Mapping[str, Any] | None) -> Point:
     """Return where a pipeline begins: at its beginning, or at a saved state that fits it."""
     lanes = {source.name: source.num_lanes for source in pipeline.sources}
     if state is None:
