@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import platform
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -131,7 +132,7 @@ def measure(sources: int, steps: int, path: str) -> dict[str, str]:
         "writing in full, and pruning": f"{1e3 * np.median(seconds['full']):.1f} ms",
         "on storage at the end": files,
         "to take up the run (head)": f"{1e3 * timed(lambda: last(Journal(path).head())):.0f} ms",
-        "state_at, all that is kept": f"{1e3 * timed(lambda: state_at(path)):.0f} ms",
+        "state_at of the last step": f"{1e3 * timed(lambda: state_at(path, steps)):.0f} ms",
     }
 
 
@@ -143,7 +144,8 @@ def written_a_step(written: dict[str, list[int]], steps: int) -> float:
 def main() -> None:
     """Print the table, and write it where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1000)
+    # The last steps then lie as far behind a full object as they can.
+    parser.add_argument("--steps", type=int, default=11 * FULL_EVERY_STEPS - 1)
     parser.add_argument("--sources", type=int, nargs="+", default=[4, 306])
     parser.add_argument("--report", action="store_true", help="write a dated report too")
     options = parser.parse_args()
@@ -165,12 +167,15 @@ def main() -> None:
         ]
         text = (
             f"# Checkpoints, {today}\n\n"
-            "- command: PYTHONPATH=. python benchmarks/bench_checkpoint.py --report\n"
+            "- command: PYTHONPATH=. python benchmarks/bench_checkpoint.py "
+            f"{' '.join(sys.argv[1:])}\n"
             f"- {platform.machine()}, a shared machine of 2 cores; Python "
             f"{platform.python_version()}; times are seconds of CPU, without waiting for the disk "
             "(a local folder, every object synced)\n"
             f"- steps of {PACKS} packs of {SEQ_LEN:,} tokens; documents lognormal(500, 1.1); a "
-            "window of 64 spans a source; lengths in memory, no loaders\n\n"
+            "window of 64 spans a source; lengths in memory, no loaders\n"
+            f"- {FULL_EVERY_STEPS - 1} deltas behind a full object, the most that a run of any "
+            "length has to replay, where the number of steps ends in 99\n\n"
         )
         path = Path(__file__).parent / "reports" / f"{today}-checkpoint.md"
         path.write_text(text + "\n".join(table) + "\n")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
+from megadask.planner.state import events_in
 from megadask.scheduling.point import verdicts_of
 
 Reply = dict[str, NDArray[Any]]
@@ -81,6 +82,7 @@ def step_header(plan: Plan) -> dict[str, Any]:
         "draw_digest": plan.draw_digest,
         "assignment_digest": plan.assignment_digest,
         "verdicts": verdicts_of(plan),
+        "events": events_in(plan.state),
     }
 
 

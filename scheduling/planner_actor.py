@@ -130,6 +130,8 @@ class PlannerActor:
         self._num_events = 0
         self._state = check_lanes(PlannerState.from_json(point.state), self._spec.lanes)
         self._rest = point if point.microbatch else None
+        for event in point.mixture_events():
+            self._state = self._state.with_event(event)
         self._feeds.clear()
         self._overrides = {name: {} for name in self._spec.lanes}
         for source, epoch, lane, position, verdict in point.verdicts:
