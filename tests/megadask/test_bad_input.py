@@ -137,6 +137,9 @@ DECLARATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "limits: no seconds": (lambda: md.Limits(lease_s=float("nan")), "lease_s"),
     "limits: bytes": (lambda: md.Limits(constructor_bytes=-1), "constructor_bytes"),
     "limits: seconds": (lambda: md.Limits(reply_s=0.0), "reply_s"),
+    "limits: silence outlasts calls": (lambda: md.Limits(reply_s=20.0), "silent_s"),
+    "limits: silence outlasts a short call": (lambda: md.Limits(silent_s=60.0), "reply_s=60"),
+    "limits: storage outlasts calls": (lambda: md.Limits(journal_s=60.0), "journal_s"),
     "empty list": (lambda: pipeline({"a": []}), "'a'"),
 }
 
@@ -636,7 +639,7 @@ def test_a_source_that_answers_no_more(client: Client, name: str, tmp_path: Path
     gate = tmp_path / "gate"
     rows: list[Any] = [{**row, "gate": str(gate)} for row in records([20] * 30)]
     made = pipeline({"slow": rows, "b": DATA["b"]}, sources={"transform": faulty.wait_for_file})
-    limits = md.Limits(reply_s=2.0)
+    limits = md.Limits(reply_s=2.0, silent_s=1.5, journal_s=1.0)
     try:
         with md.serve(made, client, name=name, limits=limits) as service:
             for error in fails(service):
