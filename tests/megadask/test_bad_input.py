@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import types
@@ -655,6 +656,18 @@ def test_a_failed_service_lets_go_of_its_workers(client: Client, name: str) -> N
     with md.serve(made, client, name=name) as service:
         fails(service)
     assert wait_until(lambda: not any(client.run(_num_actors).values()))
+
+
+def test_a_failed_role_logs_what_it_was_once(
+    local_client: Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not the group of tasks that it was raised in."""
+    caplog.set_level(logging.ERROR)
+    made = pipeline({"a": records([20] * 30)}, sources={"transform": faulty.raise_always})
+    with md.serve(made, local_client, name=name) as service:
+        fails(service)
+    told = [one for one in caplog.records if one.msg == "planner of %s failed"]
+    assert [one.exc_info[0] for one in told if one.exc_info] == [faulty.UserError]
 
 
 def _num_actors(dask_worker: Any) -> int:
