@@ -26,7 +26,8 @@ def header_of(
         **of_topology(pipeline, limits, constructors),
         "components": pipeline.components,
         "lanes": {name: source.num_lanes for name, source in sources.items()},
-        "loaders": {name: source.loaders for name, source in sources.items()},
+        "loaders": {name: source.first_loaders for name, source in sources.items()},
+        "auto": [name for name, source in sources.items() if source.loaders == "auto"],
         "shadows": {name: source.shadows for name, source in sources.items()},
         "source_bytes": {name: source.size_bytes for name, source in sources.items()},
         "source_blobs": {

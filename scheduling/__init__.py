@@ -25,7 +25,8 @@ The committed record: inside the scheduler
   run.py, record.py      one running pipeline: claims.py, agreement.py, passes.py, delivered.py,
                          history.py, point.py
   custody.py, roles.py   who holds which role (life.py), decided by splitting.py; watch.py and
-                         silence.py, workers that hang; retiring.py, workers that leave
+                         silence.py, workers that hang; retiring.py, workers that leave;
+                         autosize.py and sizing.py, loaders as the mixture needs them
   resharding.py, hold.py another topology
   checkpoint.py          the record on storage: journal.py, kept.py, retention.py
 

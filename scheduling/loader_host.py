@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,12 +30,33 @@ from megadask.scheduling.wire import ARRIVAL, LOADER_HOST, within
 ARRIVE_S = 30.0
 
 
+class Busy:
+    """Counts the time spent inside of it, by one thread."""
+
+    def __init__(self) -> None:
+        self._before_s = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Time spent inside so far, in seconds; any thread may ask."""
+        since = self._since
+        return self._before_s + (0.0 if since is None else time.monotonic() - since)
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._before_s, self._since = self.seconds, None
+
+
 @dataclass
 class _Hosted:
-    """A loader and its thread."""
+    """A loader, its thread, and how long that was busy."""
 
     loader: SourceLoader
     thread: ThreadPoolExecutor
+    busy: Busy = field(default_factory=Busy)
 
 
 class LoaderHost(WorkerPlugin):
@@ -75,7 +97,9 @@ class LoaderHost(WorkerPlugin):
                 got=f"incarnation {incarnation}",
                 remedy="It was replaced or released; ask the supervisor for the owner.",
             )
-        told = partial(_carried_out, _CALLS[call], hosted.loader, arguments)
+        if call == "status":  # answered at once, however busy the loader is
+            return {**_status(hosted.loader), "busy_s": hosted.busy.seconds}
+        told = partial(_carried_out, _CALLS[call], hosted, arguments)
         return await asyncio.get_running_loop().run_in_executor(hosted.thread, told)
 
     async def _open(
@@ -117,16 +141,15 @@ class LoaderHost(WorkerPlugin):
             hosted.thread.shutdown(wait=False)
 
 
-def _carried_out(
-    method: Callable[..., Any], loader: SourceLoader, arguments: Mapping[str, Any]
-) -> Any:
+def _carried_out(method: Callable[..., Any], hosted: _Hosted, arguments: Mapping[str, Any]) -> Any:
     """Return what a call returns; raise what it raises in a form that travels.
 
     An error of somebody's transform may be of any class, also of those by which callers know that a
     loader was lost: they would ask again and again, and never tell what it was.
     """
     try:
-        return method(loader, **arguments)
+        with hosted.busy:
+            return method(hosted.loader, **arguments)
     except MegaDaskError:
         raise
     except BaseException as error:
@@ -189,5 +212,4 @@ _CALLS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "promote": _promote,
     "serve": _serve,
     "serve_items": _serve_items,
-    "status": _status,
 }

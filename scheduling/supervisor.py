@@ -15,6 +15,7 @@ from distributed.comm.core import Comm
 from distributed.metrics import time
 from distributed.scheduler import WorkerState
 
+from megadask.scheduling.autosize import Autosize
 from megadask.scheduling.calls import CALLS
 from megadask.scheduling.custody import Custody
 from megadask.scheduling.errors import ClosedError, ServiceError
@@ -45,7 +46,11 @@ class Supervisor(SchedulerPlugin):
         self._roles.on_arrival = self._worker_came
         self._tasks: set[asyncio.Task[None]] = set()
         watch = Watch(scheduler, self._roles, self._runs, self._worker_is_lost)
-        self._watching = asyncio.create_task(watch.watch(), name="megadask watch")
+        autosize = Autosize(self._roles, self._custody, self._runs)
+        self._watching = [
+            asyncio.create_task(watch.watch(), name="megadask watch"),
+            asyncio.create_task(autosize.follow(), name="megadask autosize"),
+        ]
         scheduler.handlers[SUPERVISOR] = self.handle
         scheduler.handlers[ARRIVAL] = self._roles.worker_came
 
@@ -53,7 +58,8 @@ class Supervisor(SchedulerPlugin):
         """Tell the trainers that the cluster goes."""
         for run in self._runs.values():
             run.close("the Dask scheduler was closed")
-        self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         await self._roles.close()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
