@@ -147,7 +147,7 @@ class SilentConstructor(ConstructorActor):
                 self._free()
 
     def _next_step(self) -> int | None:
-        return min((step for step, plan in self._plans.items() if not plan.end), default=None)
+        return min((step for step, one in self._portions.items() if not one.plan.end), default=None)
 
 
 def counts(dask_worker: Any) -> dict[str, Any]:
@@ -203,7 +203,9 @@ def measure(ranks: int, sources: int, seconds: float) -> dict[str, Any]:
         reach(cluster, service, WARM_STEPS)
         ready_s = time.perf_counter() - begin
         before = after = look(cluster, client, service)
-        while after["seconds"] - before["seconds"] < seconds or after["step"] < before["step"] + STEPS:
+        while (
+            after["seconds"] - before["seconds"] < seconds or after["step"] < before["step"] + STEPS
+        ):
             reach(cluster, service, after["step"] + STEPS)
             after = look(cluster, client, service)
     steps = after["step"] - before["step"]

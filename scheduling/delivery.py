@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
-from megadask.scheduling.point import verdicts_of
 
 Reply = dict[str, NDArray[Any]]
 
@@ -66,22 +65,6 @@ def read_reply(answer: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], Repl
     """Split an answer into its header and its arrays."""
     header = json.loads(answer["header"].tobytes())
     return header, {name: array for name, array in answer.items() if name != "header"}
-
-
-def step_header(plan: Plan) -> dict[str, Any]:
-    """Return what a trainer must know of a step to run it and to save its state anywhere in it."""
-    return {
-        "step": plan.step,
-        "num_microbatches": plan.num_microbatches,
-        "first_microbatch": plan.first_microbatch,
-        "num_loss_tokens": plan.num_loss_tokens,
-        "imbalance": plan.imbalance,
-        "state_after": plan.state,
-        "microbatch_N": plan.microbatch_N.tolist(),
-        "draw_digest": plan.draw_digest,
-        "assignment_digest": plan.assignment_digest,
-        "verdicts": verdicts_of(plan),
-    }
 
 
 def span_ids(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -11,7 +11,6 @@ import socket
 import time
 from typing import Any
 
-import numpy as np
 from distributed import Client
 from numpy.typing import NDArray
 
@@ -19,8 +18,9 @@ from megadask.planner.errors import MegaDaskError
 from megadask.scheduling.delivery import Microbatch, StepFacts, read_reply
 from megadask.scheduling.desk import GRACE_S, Desk
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
+from megadask.scheduling.marks import Watermark
 from megadask.scheduling.point import Point
-from megadask.scheduling.record import Watermark
+from megadask.scheduling.portions import microbatches_of
 from megadask.scheduling.turning import Turning
 
 #: How long a constructor or the supervisor holds one call before it says that it still waits.
@@ -112,7 +112,7 @@ class TrainerLink:
             step=step,
             state=self._state_before,
             microbatch=microbatch,
-            microbatch_N=np.array(header["microbatch_N"], np.int64),
+            microbatch_N=microbatches_of(header),
             draw_digest=header["draw_digest"],
             assignment_digest=header["assignment_digest"],
             verdicts=header["verdicts"],
