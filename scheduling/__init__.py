@@ -24,8 +24,8 @@ The committed record: inside the scheduler
   supervisor.py          the scheduler plugin; calls.py, what roles and trainers may ask
   run.py, record.py      one running pipeline: claims.py, agreement.py, passes.py, delivered.py,
                          history.py, point.py, marks.py; portions.py, a constructor's part of a plan
-  custody.py, roles.py   who holds which role (life.py); watch.py and silence.py, workers that hang;
-                         retiring.py, workers that leave
+  custody.py, roles.py   who holds which role (life.py), decided by splitting.py; watch.py and
+                         silence.py, workers that hang; retiring.py, workers that leave
   resharding.py, hold.py another topology
   checkpoint.py          the record on storage: journal.py, kept.py, retention.py
 

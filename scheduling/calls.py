@@ -114,6 +114,7 @@ async def plans(
         "status": "plans",
         "version": run.version,
         "generation": record.generation,
+        "num_casts": record.num_casts,
         "tokens": [[rank, record.claims[rank].token] for rank in ranks if rank in record.claims],
         "marks": [[rank, *record.watermarks[rank]] for rank in ranks],
         "finished": sorted(record.finished),
@@ -164,7 +165,12 @@ async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
     for (source, lanes), standbys in record.shadows.items():
         for owner in standbys:
             shadows[source].append([list(lanes), owner.address, owner.incarnation])
-    return {"version": run.version, "loaders": loaders, "shadows": shadows}
+    return {
+        "version": run.version,
+        "num_casts": record.num_casts,
+        "loaders": loaders,
+        "shadows": shadows,
+    }
 
 
 async def shadow_differs(run: Run, incarnation: str, shadow: str, what: str) -> None:

@@ -316,6 +316,7 @@ class ConstructorActor:
                 return
             if news["error"]:
                 self._failed = closed("it failed", news["error"])
+            await self._partners.learn(news["num_casts"])
             self._version = news["version"]
             self._tokens = dict(news["tokens"])
             self._trusted_until = asked + TRUST_S

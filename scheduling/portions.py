@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
+from megadask.planner.state import events_in
 from megadask.scheduling.point import verdicts_of
 
 
@@ -74,6 +75,7 @@ class Portions:
             "draw_digest": plan.draw_digest,
             "assignment_digest": plan.assignment_digest,
             "verdicts": verdicts_of(plan),
+            "events": events_in(plan.state),
         }
         return json.dumps(facts, separators=(",", ":")).encode()
 

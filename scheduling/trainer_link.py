@@ -116,6 +116,7 @@ class TrainerLink:
             draw_digest=header["draw_digest"],
             assignment_digest=header["assignment_digest"],
             verdicts=header["verdicts"],
+            events=header["events"],
         )
 
     def facts(self) -> StepFacts | None:
