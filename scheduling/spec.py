@@ -155,7 +155,7 @@ class Limits:
     def most_shared_bytes(self) -> int:
         """`shared_bytes`, or what it is where it was not given."""
         given = self.shared_bytes
-        return int(2 * self.constructor_bytes if given is None else given)
+        return max(1, int(2 * self.constructor_bytes)) if given is None else int(given)
 
 
 @dataclass(frozen=True, kw_only=True)
