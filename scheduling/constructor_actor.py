@@ -20,15 +20,18 @@ from distributed import get_worker
 
 from megadask.scheduling.assemble import most_bytes
 from megadask.scheduling.building import Builder
-from megadask.scheduling.delivery import Reply, closed, reply, span_ids
+from megadask.scheduling.delivery import Reply, closed, reply
 from megadask.scheduling.errors import pack_error, root_error
 from megadask.scheduling.gather import gather
+from megadask.scheduling.handing import Asked, Handing, Use
 from megadask.scheduling.item_delivery import gather_own
 from megadask.scheduling.marks import Watermark
 from megadask.scheduling.owners import Partners
 from megadask.scheduling.portions import Portion
 from megadask.scheduling.reach import Reach
+from megadask.scheduling.ring import Ring
 from megadask.scheduling.shelf import Shelf, Slot
+from megadask.scheduling.slots import Report
 from megadask.scheduling.spec import RunSpec
 from megadask.scheduling.wire import TRUST_S, Signal
 
@@ -66,9 +69,11 @@ class ConstructorActor:
         self._changed = Signal()
         self._generation = 0
         self._portions: dict[int, Portion] = {}
-        self._builder = Builder(self._spec)
         most = most_bytes(self._spec.batching)
-        self._shelf = Shelf(self._spec.limits.constructor_bytes, ranks_of, most)
+        limits = self._spec.limits
+        self._ring = Ring(limits.most_shared_bytes, len(buckets))
+        self._handing = Handing(Builder(self._spec), self._ring)
+        self._shelf = Shelf(limits.constructor_bytes, ranks_of, most, self._ring.drop)
         self._marks: dict[int, Watermark] = {}
         self._reported: dict[int, Watermark] = {}
         self._tokens: dict[int, str] = {}
@@ -97,6 +102,7 @@ class ConstructorActor:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        self._ring.close()
 
     async def fetch(
         self,
@@ -108,6 +114,7 @@ class ConstructorActor:
         wait_s: float,
         with_plan: bool,
         keys: list[str] | None,
+        use: Use,
     ) -> Reply:
         """Return a microbatch of a rank; ``mark`` acknowledges everything before it.
 
@@ -119,11 +126,13 @@ class ConstructorActor:
             Whether to send along what there is to know of the step.
         keys
             The arrays to send; None for all.
+        use
+            As in `acknowledge`.
         """
         refused = await self._refuse(rank, token, generation, wait_s)
         if refused is not None:
             return refused
-        self._acknowledge(rank, mark)
+        self._acknowledge(rank, mark, use)
         slot = (slot[0], slot[1])  # it may have travelled as a list
         self._reach.hear(rank, slot)
         bucket = self._bucket_of[rank]
@@ -132,6 +141,7 @@ class ConstructorActor:
             return self._closed or self._answer(generation, rank, slot)
 
         answer = ready()
+        was_built = answer is not None
         if answer is None:
             with self._shelf.waiting(slot, bucket):
                 self._changed.set()
@@ -141,14 +151,22 @@ class ConstructorActor:
             return reply("wait", waiting_for=self._waiting_for(slot))
         if isinstance(answer, dict):
             return answer
-        return self._batch(rank, bucket, answer, slot, with_plan=with_plan, keys=keys)
+        self._reach.gave(rank, slot[0] + 1)
+        asked = Asked(rank, token, generation, slot, with_plan, keys, use[0], was_built)
+        return self._handing.batch(self._shelf.give(slot, bucket, rank), answer, asked)
 
-    async def acknowledge(self, rank: int, token: str, generation: int, mark: Watermark) -> Reply:
-        """Take note that a rank is done with everything before ``mark``."""
+    async def acknowledge(
+        self, rank: int, token: str, generation: int, mark: Watermark, use: Use
+    ) -> Reply:
+        """Take note that a rank is done with everything before ``mark``.
+
+        use: on which host its trainer is, None for one that maps no shared memory; and what it
+        still has of that.
+        """
         refused = await self._refuse(rank, token, generation, 0.0)
         if refused is not None:
             return refused
-        self._acknowledge(rank, mark)
+        self._acknowledge(rank, mark, use)
         await self._changed.wait_until(lambda: self._closed or not self._unreported(), 5.0)
         return reply("done")
 
@@ -160,6 +178,7 @@ class ConstructorActor:
             "held_microbatches": self._shelf.num_microbatches,
             "limit_bytes": self._shelf.limit_bytes,
             "evicted": self._shelf.num_evicted,
+            **self._ring.status(),
         }
 
     # Answers ----------------------------------------------------------------------------------
@@ -208,35 +227,6 @@ class ConstructorActor:
             return reply("step_over", num_microbatches=plan.num_microbatches)
         return None if self._shelf.get(slot, self._bucket_of[rank]) is None else portion
 
-    def _batch(
-        self,
-        rank: int,
-        bucket: int,
-        portion: Portion,
-        slot: Slot,
-        *,
-        with_plan: bool,
-        keys: list[str] | None,
-    ) -> Reply:
-        """Return the batch of one rank: its slice, or less where it needs no tokens of its own."""
-        step, microbatch = slot
-        plan = portion.plan
-        self._reach.gave(rank, step + 1)
-        share = self._shelf.give(slot, bucket, rank)
-        mine, num_targets = self._builder.for_rank(share, rank, plan)
-        header: dict[str, Any] = {
-            "microbatch": microbatch,
-            "num_loss_tokens": num_targets,
-            "step": step,
-            "generation": self._generation,
-            "cp_layout": plan.cp_layout,
-        }
-        if with_plan:
-            header["plan"] = portion.facts
-        ids = span_ids(plan, plan.rows_of(bucket, microbatch))
-        sent = self._builder.sent(share, mine, rank, keys)
-        return reply("batch", {**sent, "ids": ids}, **header)
-
     @property
     def _low(self) -> Watermark:
         """What every rank served here has acknowledged."""
@@ -252,8 +242,10 @@ class ConstructorActor:
 
     # Acknowledgements -------------------------------------------------------------------------
 
-    def _acknowledge(self, rank: int, mark: Watermark) -> None:
+    def _acknowledge(self, rank: int, mark: Watermark, use: Use) -> None:
         mark = (mark[0], mark[1])  # it may have travelled as a list
+        report = Report(generation=self._generation, mark=mark, held=frozenset(use[1]))
+        self._ring.hear(self._tokens[rank], report)
         if mark <= self._marks.get(rank, (-1, 0)):
             return
         self._marks[rank] = mark
@@ -331,6 +323,8 @@ class ConstructorActor:
                 self._shelf.expect((plan.step, number) for number in numbers)
             self._finished = set(news["finished"])
             self._free()
+            busy = self._bucket_of.keys() & self._tokens.keys() - self._finished
+            self._ring.keep({self._tokens[rank] for rank in busy})
 
     def _restart(self, news: dict[str, Any]) -> None:
         """Drop what an earlier generation built."""
@@ -373,11 +367,12 @@ class ConstructorActor:
                 step=plan.step,
                 rows=filled,
             )
-        built = await asyncio.to_thread(self._builder.shares, plan, slot[1], rows, payload)
-        built = {bucket: share | own[bucket] for bucket, share in built.items()}
+        built = await self._handing.build(plan, slot[1], rows, payload, own)
         if generation == self._generation:
             self._shelf.put(slot, built)
             self._changed.set()
+        else:
+            self._handing.drop(built.values())
 
     # The end ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,11 @@ Reply = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Microbatch:
-    """One microbatch as it arrived."""
+    """One microbatch as it arrived.
+
+    is_private: whether its arrays are memory of this process alone; else they may be those of a
+    constructor in this process.
+    """
 
     step: int
     microbatch: int
@@ -31,6 +36,7 @@ class Microbatch:
     cp_layout: str
     ids: NDArray[np.int64]
     arrays: dict[str, NDArray[Any]]
+    is_private: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +47,13 @@ class StepFacts:
     num_microbatches: int
     num_loss_tokens: int
     imbalance: float
-    header: dict[str, Any]
+    text: bytes
+
+    @cached_property
+    def header(self) -> dict[str, Any]:
+        """What `Point.of` needs of the step, and the state behind it; read when it is asked for."""
+        read: dict[str, Any] = json.loads(self.text)
+        return read
 
 
 def reply(status: str, payload: Mapping[str, NDArray[Any]] | None = None, **header: Any) -> Reply:

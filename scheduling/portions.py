@@ -33,12 +33,15 @@ class Portion:
     row_N
         (N,) their rows in the whole plan.
     facts
-        What trainers must know of the step to run it, and to save its state anywhere in it.
+        What trainers must know of the step to run it; `StepFacts` with the text.
+    text
+        JSON of what they must know to save its state anywhere in it.
     """
 
     plan: Plan
     row_N: NDArray[np.int64]
     facts: Mapping[str, Any]
+    text: NDArray[np.uint8]
 
     @classmethod
     def read(cls, message: Mapping[str, bytes]) -> Portion:
@@ -47,6 +50,7 @@ class Portion:
             plan=Plan.from_arrow(message["plan"]),
             row_N=np.frombuffer(message["rows"], np.int64),
             facts=json.loads(message["facts"]),
+            text=np.frombuffer(message["text"], np.uint8),
         )
 
 
@@ -59,31 +63,40 @@ class Portions:
     def of(self, buckets: Sequence[int]) -> dict[str, bytes]:
         """Return the part that the constructor of some buckets is told."""
         part, row_N = self.plan.portion(buckets)
-        return {"plan": part.to_arrow(), "rows": row_N.tobytes(), "facts": self._facts}
+        said = {"facts": self._facts, "text": self._text}
+        return {"plan": part.to_arrow(), "rows": row_N.tobytes(), **said}
 
     @cached_property
     def _facts(self) -> bytes:
         plan = self.plan
-        facts = {
-            "step": plan.step,
-            "num_microbatches": plan.num_microbatches,
-            "first_microbatch": plan.first_microbatch,
-            "num_loss_tokens": plan.num_loss_tokens,
-            "imbalance": plan.imbalance,
-            "state_after": plan.state,
-            "microbatches": _to_text(plan.microbatch_N) if plan.num_microbatches > 1 else "",
-            "draw_digest": plan.draw_digest,
-            "assignment_digest": plan.assignment_digest,
-            "verdicts": verdicts_of(plan),
-            "events": events_in(plan.state),
-        }
-        return json.dumps(facts, separators=(",", ":")).encode()
+        return _json(
+            index=plan.step,
+            num_microbatches=plan.num_microbatches,
+            num_loss_tokens=plan.num_loss_tokens,
+            imbalance=plan.imbalance,
+        )
+
+    @cached_property
+    def _text(self) -> bytes:
+        plan = self.plan
+        return _json(
+            state_after=plan.state,
+            microbatches=_to_text(plan.microbatch_N) if plan.num_microbatches > 1 else "",
+            draw_digest=plan.draw_digest,
+            assignment_digest=plan.assignment_digest,
+            verdicts=verdicts_of(plan),
+            events=events_in(plan.state),
+        )
 
 
-def microbatches_of(facts: Mapping[str, Any]) -> NDArray[np.int64]:
+def microbatches_of(text: Mapping[str, Any]) -> NDArray[np.int64]:
     """Return (N,) the microbatch of every span of a step that has several."""
-    data = zlib.decompress(base64.b85decode(facts["microbatches"]))
+    data = zlib.decompress(base64.b85decode(text["microbatches"]))
     return np.frombuffer(data, np.int32).astype(np.int64)
+
+
+def _json(**values: Any) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode()
 
 
 def _to_text(microbatch_N: NDArray[np.int64]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -64,20 +66,21 @@ def test_a_part_knows_of_the_whole_step(plan: Plan, bucket: int) -> None:
     assert part.plan.step == plan.step
     assert part.plan.num_microbatches == plan.num_microbatches > 1
     assert part.plan.assignment_digest == plan.assignment_digest
-    facts = part.facts
-    assert facts["imbalance"] == plan.imbalance
+    assert part.facts["imbalance"] == plan.imbalance
+    text = json.loads(part.text.tobytes())
+    assert text["state_after"] == plan.state
     for microbatch in range(1, plan.num_microbatches):
         made = Point.of(
             step=plan.step,
             state="",
             microbatch=microbatch,
-            microbatch_N=microbatches_of(facts),
-            draw_digest=facts["draw_digest"],
-            assignment_digest=facts["assignment_digest"],
-            verdicts=facts["verdicts"],
+            microbatch_N=microbatches_of(text),
+            draw_digest=text["draw_digest"],
+            assignment_digest=text["assignment_digest"],
+            verdicts=text["verdicts"],
         )
         assert made == Point.inside(plan, "", microbatch)
-    assert tuple(map(tuple, facts["verdicts"])) == verdicts_of(plan)
+    assert tuple(map(tuple, text["verdicts"])) == verdicts_of(plan)
 
 
 def test_a_part_does_not_grow_with_the_ranks() -> None:
