@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -224,18 +224,22 @@ class Machine(RuleBasedStateMachine):
         self.seen = {key: seen for key, seen in self.seen.items() if key < point}
 
 
+def origin_with(declared: md.Pipeline, events: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
+    """Return the state of a pipeline at its beginning, with mixtures from some steps on."""
+    state = PlannerState.initial({source.name: source.num_lanes for source in declared.sources})
+    for step, by_source in sorted(events.items()):
+        state = state.with_event(MixtureEvent(step=step, weights=dict(by_source)))
+    return to_saved(declared.components, Point(step=0, state=state.to_json()))
+
+
 def undisturbed(events: dict[int, dict[str, float]], num_steps: int) -> dict[int, list[Span]]:
     """Return the spans of so many steps, with these mixtures, on one rank."""
     declared = make(dp=1, epochs=None)
-    state = PlannerState.initial({source.name: source.num_lanes for source in declared.sources})
-    for step, by_source in sorted(events.items()):
-        state = state.with_event(MixtureEvent(step=step, weights=by_source))
-    origin = to_saved(declared.components, Point(step=0, state=state.to_json()))
     spans: dict[int, list[Span]] = {}
     with (
         make_cluster(processes=False, n_workers=1) as cluster,
         Client(cluster, set_as_default=False) as client,
-        md.serve(declared, client, resume=origin) as service,
+        md.serve(declared, client, resume=origin_with(declared, events)) as service,
         connect(service, 0) as loader,
     ):
         for step in islice(loader.steps(), num_steps):
