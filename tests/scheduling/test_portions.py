@@ -78,6 +78,7 @@ def test_a_part_knows_of_the_whole_step(plan: Plan, bucket: int) -> None:
             draw_digest=text["draw_digest"],
             assignment_digest=text["assignment_digest"],
             verdicts=text["verdicts"],
+            events=text["events"],
         )
         assert made == Point.inside(plan, "", microbatch)
     assert tuple(map(tuple, text["verdicts"])) == verdicts_of(plan)
