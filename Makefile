@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test programs test-wheel check examples faults bench notebooks format clean $(VENV)
+.PHONY: help demo test programs test-wheel check examples faults soak bench bench-quick notebooks format clean $(VENV)
 
 help:
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -34,7 +34,7 @@ test-wheel: $(INSTALLED) ## run the tests against the built wheel, outside the c
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
 	$(BIN)/python -m pip install --quiet --no-deps --target build/site build/wheel/*.whl
 	mkdir build/run && cp -r tests setup.cfg build/run
-	rm build/run/tests/test_architecture.py build/run/tests/test_install.py
+	rm $(addprefix build/run/tests/test_,architecture.py benchmarks.py install.py)
 	cd build/run && PYTHONPATH=$(CURDIR)/build/site $(CURDIR)/$(PYTEST) $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## lint, format, types, architecture
@@ -53,8 +53,15 @@ programs: $(INSTALLED) ## run the tests of whole programs: the demo and the exam
 faults: $(INSTALLED) ## run the tests that kill and stop processes
 	$(PYTEST) tests/faults $(PYTEST_ARGS)
 
-bench: $(INSTALLED) ## run every benchmark
-	set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file; done
+# MINUTES=10 unless told otherwise; SEED=7 repeats a schedule.
+soak: $(INSTALLED) ## train under random faults: make soak MINUTES=10
+	$(BIN)/python benchmarks/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+
+bench: $(INSTALLED) ## run every benchmark; reports go to benchmarks/reports
+	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done
+
+bench-quick: $(INSTALLED) ## run every benchmark at small sizes; reports go to build/bench
+	set -e; for file in benchmarks/bench_*.py; do timeout 50 $(BIN)/python $$file --quick; done
 
 notebooks: $(INSTALLED) ## execute every notebook
 	$(PYTEST) --nbmake notebooks $(PYTEST_ARGS)

@@ -1,17 +1,13 @@
 """How many bytes does a step cost in the journal, and how long does it take to take up a run?
 
 Steps of made-up documents are drawn from many sources, without loaders, and committed by a record
-with its journal in a folder: ``PYTHONPATH=. python benchmarks/bench_checkpoint.py``. Prints what a
-step wrote (a delta, a whole state, and for comparison the plan itself), what is left on storage at
-the end, and how long reading that back takes, in seconds of CPU. ``--report`` writes it to
-benchmarks/reports/DATE-checkpoint.md too.
+with its journal in a folder: ``python benchmarks/bench_checkpoint.py``. Reports what a step wrote
+(a delta, a whole state, and for comparison the plan itself), what is left on storage at the end,
+and how long reading that back takes, in seconds of CPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import platform
 import sys
 import tempfile
 import time
@@ -21,6 +17,7 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
+import reporting
 
 import megadask as md
 from megadask.checkpoints import state_at
@@ -34,6 +31,9 @@ from megadask.scheduling.kept import Kept, last
 from megadask.scheduling.life import Owner
 from megadask.scheduling.point import Point
 from megadask.scheduling.record import RunRecord
+
+sys.path.append(str(reporting.CHECKOUT))
+
 from tests.fakes import Driver, MemorySource, ok
 
 LANES, RECORDS = 16, 40
@@ -142,43 +142,34 @@ def written_a_step(written: dict[str, list[int]], steps: int) -> float:
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    # The last steps then lie as far behind a full object as they can.
-    parser.add_argument("--steps", type=int, default=11 * FULL_EVERY_STEPS - 1)
-    parser.add_argument("--sources", type=int, nargs="+", default=[4, 306])
-    parser.add_argument("--report", action="store_true", help="write a dated report too")
+    parser = reporting.arguments(__doc__)
+    parser.add_argument("--steps", type=int, help="1,099, or 120 with --quick")
+    parser.add_argument("--sources", type=int, nargs="+", help="4 and 306, or 4 with --quick")
     options = parser.parse_args()
+    # The last steps then lie as far behind a full object as they can.
+    steps = options.steps or (120 if options.quick else 11 * FULL_EVERY_STEPS - 1)
+    counts = options.sources or ([4] if options.quick else [4, 306])
+    report = reporting.Report("checkpoint", "Checkpoints", options)
+    report.note(
+        f"steps of {PACKS} packs of {SEQ_LEN:,} tokens; documents lognormal(500, 1.1); a window of "
+        "64 spans a source; lengths in memory, no loaders"
+    )
+    report.note(
+        "times are seconds of CPU, without waiting for the disk (a local folder, every object "
+        "synced)"
+    )
+    report.note(
+        f"{FULL_EVERY_STEPS - 1} deltas behind a full object, the most that a run of any length "
+        "has to replay, where the number of steps ends in 99"
+    )
     columns = []
-    for sources in options.sources:
+    for sources in counts:
+        reporting.progress(f"{steps} steps of {sources} sources")
         with tempfile.TemporaryDirectory() as folder:
-            columns.append(measure(sources, options.steps, f"{folder}/run"))
-    lines = [
-        f"{name:30}" + "".join(f"{column[name]:>34}" for column in columns) for name in columns[0]
-    ]
-    print("\n".join(lines))
-    if options.report:
-        today = datetime.date.today().isoformat()
-        names = "| what | " + " | ".join(f"{n} sources" for n in options.sources) + " |"
-        table = [names, "| --- |" + " --- |" * len(columns)]
-        table += [
-            f"| {name} | " + " | ".join(column[name] for column in columns) + " |"
-            for name in columns[0]
-        ]
-        text = (
-            f"# Checkpoints, {today}\n\n"
-            "- command: PYTHONPATH=. python benchmarks/bench_checkpoint.py "
-            f"{' '.join(sys.argv[1:])}\n"
-            f"- {platform.machine()}, a shared machine of 2 cores; Python "
-            f"{platform.python_version()}; times are seconds of CPU, without waiting for the disk "
-            "(a local folder, every object synced)\n"
-            f"- steps of {PACKS} packs of {SEQ_LEN:,} tokens; documents lognormal(500, 1.1); a "
-            "window of 64 spans a source; lengths in memory, no loaders\n"
-            f"- {FULL_EVERY_STEPS - 1} deltas behind a full object, the most that a run of any "
-            "length has to replay, where the number of steps ends in 99\n\n"
-        )
-        path = Path(__file__).parent / "reports" / f"{today}-checkpoint.md"
-        path.write_text(text + "\n".join(table) + "\n")
+            columns.append(measure(sources, steps, f"{folder}/run"))
+    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
+    report.table("The journal", ["what", *(f"{count} sources" for count in counts)], rows)
+    report.write()
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from megadask.planner.state import MixtureEvent
 from megadask.scheduling.errors import JournalError
 from megadask.scheduling.history import chain
 from megadask.scheduling.journal import Entry
+from megadask.scheduling.marks import Watermark
 from megadask.scheduling.point import Point
-from megadask.scheduling.record import RunRecord, Watermark
+from megadask.scheduling.record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,19 +38,6 @@ pytestmark = pytest.mark.timeout(200)
 LANES = {"a": 3, "b": 3, "c": 3}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    """Three workers, each a process of its own."""
-    with make_cluster(processes=True, n_workers=3) as made:
-        yield made
-
-
-@pytest.fixture
-def pids(client: Client) -> dict[str, int]:
-    client.wait_for_workers(3, timeout=WAIT_S)
-    return client.run(os.getpid)
-
-
 def parts(service: md.Service, kind: str = "loaders") -> dict[str, list[list[int]]]:
     """Return which lanes the loaders of each source have, by what the service says."""
     found: dict[str, list[list[int]]] = {name: [] for name in LANES}
