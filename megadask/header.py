@@ -37,6 +37,7 @@ def header_of(
         "lease_s": limits.lease_s,
         "silent_s": limits.silent_s,
         "recovery_s": limits.recovery_s,
+        "journal_s": limits.journal_s,
         "restart": pipeline.restart,
         "origin": origin_of(pipeline, state).to_json(),
         "resumed": state is not None,

@@ -32,7 +32,8 @@ The committed record: inside the scheduler
 
 Between them
   spec.py                what travels when a pipeline starts
-  wire.py, owners.py     calls with deadlines, to loaders that may be replaced
+  wire.py, owners.py     calls with deadlines, to loaders that may be replaced, or be slow
+                         (hedging.py)
   loader_host.py         the worker plugin that hosts loaders
   trainer_link.py        the trainer's end: desk.py, track.py, turning.py, prefetch.py;
                          receiver.py maps shared memory

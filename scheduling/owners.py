@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +19,11 @@ from megadask.scheduling.errors import (
     ServiceError,
     StaleError,
 )
+from megadask.scheduling.hedging import SLOW_S, Usual
 from megadask.scheduling.spec import Limits
 from megadask.scheduling.wire import LOADER_HOST, SUPERVISOR, within
+
+logger = logging.getLogger(__name__)
 
 #: How often a call that takes long is checked for its loader having been replaced.
 WATCH_S = 2.0
@@ -35,6 +40,14 @@ class LoaderAddress:
     incarnation: str
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a loader answered, or its shadow."""
+
+    reply: Any
+    by_shadow: bool
+
+
 class Partners:
     """Calls from one role, on a worker, to the supervisor and to the loaders of its pipeline."""
 
@@ -44,6 +57,9 @@ class Partners:
         self._limits = limits
         self._version = -1
         self._num_casts = -1  # changes of who holds which role that are known of
+        self._usual: dict[tuple[str, str], Usual] = defaultdict(Usual)  # by source and call
+        self._slow_until: dict[str, float] = {}  # by incarnation of a loader that was slow
+        self.num_hedged = 0  # reads that a shadow was asked for, too
         self._loaders: dict[str, list[LoaderAddress]] = {}
         self._shadows: dict[str, list[LoaderAddress]] = {}
 
@@ -117,6 +133,41 @@ class Partners:
             finally:
                 watched.cancel()
 
+    async def read(self, source: str, lane: int, call: str, **arguments: Any) -> Answer:
+        """Ask as `ask` does; where that takes much longer than usual, a shadow is asked too.
+
+        The first answer counts. After a loader was slow its shadow is asked first, for a while.
+        """
+        now = asyncio.get_running_loop().time
+        usual = self._usual[source, call]
+
+        async def by_owner() -> Answer:
+            begin = now()
+            reply = await self.ask(source, lane, call, **arguments)
+            usual.note(now() - begin)
+            return Answer(reply, by_shadow=False)
+
+        shadow = next((one for one in self.shadows(source) if lane in one.lanes), None)
+        if shadow is None:
+            return await by_owner()
+
+        async def by_shadow() -> Answer:
+            begin = now()
+            reply = await self.call(shadow, source, lane, call, arguments)
+            usual.note(now() - begin)
+            return Answer(reply, by_shadow=True)
+
+        owner = await self.owner_of(source, lane)
+        is_slow = now() < self._slow_until.get(owner.incarnation, 0.0)
+        ways = [by_shadow, by_owner] if is_slow else [by_owner, by_shadow]
+        answer, num_asked = await _first_answer(ways, 1 if is_slow else 0, usual.patience_s)
+        if num_asked > 1:
+            self.num_hedged += 1
+        if answer.by_shadow and not is_slow:
+            logger.warning("source %r: the loader on %s is slow", source, owner.address)
+            self._slow_until[owner.incarnation] = now() + SLOW_S
+        return answer
+
     async def call(
         self, owner: LoaderAddress, source: str, lane: int, call: str, arguments: Mapping[str, Any]
     ) -> Any:
@@ -138,6 +189,35 @@ class Partners:
         except (ServiceError, DeadlineError, OSError):
             return  # then the call itself will fail, or is the last that is answered
         asked.cancel()
+
+
+async def _first_answer(
+    ways: Sequence[Callable[[], Coroutine[Any, Any, Answer]]], decisive: int, patience_s: float
+) -> tuple[Answer, int]:
+    """Return the first answer that comes, and how many ways were gone for it.
+
+    The second way is gone where the first has no answer for so long, or fails. What the decisive
+    one raises is raised, but for a deadline while the other may still answer.
+    """
+    tasks = [asyncio.create_task(ways[0]())]
+    try:
+        await asyncio.wait(tasks, timeout=patience_s)
+        failed = tasks[0].done() and tasks[0].exception() is not None
+        if not tasks[0].done() or (failed and decisive == 1):
+            tasks.append(asyncio.create_task(ways[1]()))
+        pending = set(tasks)
+        while pending:
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for number, task in enumerate(tasks):
+                error = task.exception() if task.done() else None
+                if task.done() and error is None:
+                    return task.result(), len(tasks)
+                if number == decisive and error and not isinstance(error, DeadlineError):
+                    raise error
+        return tasks[decisive].result(), len(tasks)  # raises what kept it
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _addresses(reply: Mapping[str, Any]) -> dict[str, list[LoaderAddress]]:
