@@ -178,8 +178,8 @@ class ConstructorActor:
             "held_microbatches": self._shelf.num_microbatches,
             "limit_bytes": self._shelf.limit_bytes,
             "evicted": self._shelf.num_evicted,
-            "hedged": self._partners.num_hedged,
             **self._ring.status(),
+            "hedged": self._partners.num_hedged,
         }
 
     # Answers ----------------------------------------------------------------------------------

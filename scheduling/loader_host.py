@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -67,6 +68,7 @@ class LoaderHost(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         """Answer calls to the loaders of this worker, and tell the Supervisor that it does."""
+        _share_memory()
         self._hosted: dict[str, _Hosted] = {}
         self._worker = worker
         worker.handlers[LOADER_HOST] = self.handle
@@ -139,6 +141,16 @@ class LoaderHost(WorkerPlugin):
             with contextlib.suppress(RuntimeError):  # the interpreter may be shutting down
                 hosted.thread.submit(hosted.loader.close)
             hosted.thread.shutdown(wait=False)
+
+
+def _share_memory() -> None:
+    """Let Arrow take memory from the system, as all of the process does.
+
+    Its own allocators keep some for every thread that has read, and each loader is one: with 64
+    sources that were megabytes each. Arrow asks the environment once, when it is loaded; who has
+    chosen an allocator there keeps it.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def _carried_out(method: Callable[..., Any], hosted: _Hosted, arguments: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from megadask.scheduling.errors import (
 )
 from megadask.scheduling.hedging import SLOW_S, Usual
 from megadask.scheduling.spec import Limits
-from megadask.scheduling.wire import LOADER_HOST, SUPERVISOR, within
+from megadask.scheduling.wire import AGAIN_S, LOADER_HOST, SUPERVISOR, within
 
 logger = logging.getLogger(__name__)
 
@@ -72,11 +72,24 @@ class Partners:
         return ends or isinstance(error, StaleError | ClosedError)
 
     async def supervisor(self, call: str, *, wait_s: float = 0.0, **arguments: Any) -> Any:
-        """Call the supervisor; a call that may wait there for ``wait_s`` has so much longer."""
+        """Call the supervisor; a call that may wait there for ``wait_s`` has so much longer.
+
+        One whose connection is cut is made again: nothing that can be asked does more by that.
+        """
         if wait_s:
             arguments["wait_s"] = wait_s
-        asked = getattr(self._worker.scheduler, SUPERVISOR)(call=call, run=self._run, **arguments)
-        return await within(self._limits.reply_s + wait_s, asked, f"the supervisor's {call!r}")
+        handler = getattr(self._worker.scheduler, SUPERVISOR)
+
+        async def ask() -> Any:
+            while True:
+                try:
+                    return await handler(call=call, run=self._run, **arguments)
+                except OSError as error:
+                    if isinstance(error, TimeoutError) or self.is_over(error):
+                        raise
+                    await asyncio.sleep(AGAIN_S)
+
+        return await within(self._limits.reply_s + wait_s, ask(), f"the supervisor's {call!r}")
 
     async def loaders(self, source: str) -> list[LoaderAddress]:
         """Return the loaders of a source."""
