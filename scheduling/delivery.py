@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
-from megadask.scheduling.point import verdicts_of
 
 Reply = dict[str, NDArray[Any]]
 
@@ -78,28 +77,6 @@ def read_reply(answer: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], Repl
     """Split an answer into its header and its arrays."""
     header = json.loads(answer["header"].tobytes())
     return header, {name: array for name, array in answer.items() if name != "header"}
-
-
-def step_facts(plan: Plan) -> dict[str, Any]:
-    """Return what a trainer must know of a step to run it; read back as `StepFacts`."""
-    return {
-        "index": plan.step,
-        "num_microbatches": plan.num_microbatches,
-        "num_loss_tokens": plan.num_loss_tokens,
-        "imbalance": plan.imbalance,
-    }
-
-
-def step_text(plan: Plan) -> NDArray[np.uint8]:
-    """Return what a trainer must know to save its state anywhere in a step."""
-    header = {
-        "state_after": plan.state,
-        "microbatch_N": plan.microbatch_N.tolist(),
-        "draw_digest": plan.draw_digest,
-        "assignment_digest": plan.assignment_digest,
-        "verdicts": verdicts_of(plan),
-    }
-    return np.frombuffer(json.dumps(header, separators=(",", ":")).encode(), np.uint8)
 
 
 def span_ids(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.int64]:

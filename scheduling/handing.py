@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
 from megadask.scheduling.building import Builder
-from megadask.scheduling.delivery import Reply, reply, step_facts, step_text
+from megadask.scheduling.delivery import Reply, reply
 from megadask.scheduling.gather import Payload
+from megadask.scheduling.portions import Portion
 from megadask.scheduling.ring import Ring
 from megadask.scheduling.share import Arrays, Share
 from megadask.scheduling.shelf import Slot
@@ -58,7 +59,6 @@ class Handing:
     def __init__(self, builder: Builder, ring: Ring) -> None:
         self._builder = builder
         self._ring = ring
-        self._texts: dict[int, tuple[Plan, NDArray[Any]]] = {}  # by step
 
     async def build(
         self,
@@ -89,7 +89,7 @@ class Handing:
         for share in shares:
             self._ring.drop(share)
 
-    def batch(self, share: Share, plan: Plan, asked: Asked) -> Reply:
+    def batch(self, share: Share, portion: Portion, asked: Asked) -> Reply:
         """Return the answer for one rank."""
         rank, slot = asked.rank, asked.slot
         names = self._builder.keys(share, rank, asked.keys)
@@ -98,14 +98,14 @@ class Handing:
             "num_loss_tokens": share.targets_of[rank],
             "step": slot[0],
             "generation": asked.generation,
-            "cp_layout": plan.cp_layout,
+            "cp_layout": portion.plan.cp_layout,
             "was_built": asked.was_built,
             "num_bytes": sum(share.arrays_of[rank][name].nbytes for name in names),
         }
         arrays: Reply = {}
         if asked.with_plan:
-            header["facts"] = step_facts(plan)
-            arrays["plan"] = self._text(plan)
+            header["facts"] = portion.facts
+            arrays["plan"] = portion.text
         is_near = self._ring.reaches(asked.host)
         if is_near and share.content is None and share.num_bytes < LARGE_BYTES:
             self._ring.place(share)
@@ -117,15 +117,6 @@ class Handing:
         else:
             arrays.update((name, share.arrays_of[rank][name]) for name in names)
         return reply("batch", arrays, **header)
-
-    def _text(self, plan: Plan) -> NDArray[Any]:
-        """Return `step_text`, made once for all ranks."""
-        known = self._texts.get(plan.step)
-        if known is None or known[0] is not plan:
-            if len(self._texts) > 16:
-                self._texts.clear()
-            known = self._texts[plan.step] = (plan, step_text(plan))
-        return known[1]
 
     def _drop_result(self, job: asyncio.Task[dict[int, Share]]) -> None:
         if not job.cancelled() and job.exception() is None:

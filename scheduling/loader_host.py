@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,7 @@ class LoaderHost(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         """Answer calls to the loaders of this worker, and tell the Supervisor that it does."""
+        _share_memory()
         self._hosted: dict[str, _Hosted] = {}
         self._worker = worker
         worker.handlers[LOADER_HOST] = self.handle
@@ -79,7 +81,12 @@ class LoaderHost(WorkerPlugin):
         return await asyncio.get_running_loop().run_in_executor(hosted.thread, told)
 
     async def _open(
-        self, incarnation: str, blob: bytes, limit_bytes: int, standby: bool
+        self,
+        incarnation: str,
+        blob: bytes,
+        limit_bytes: int,
+        lanes: Collection[int],
+        standby: bool,
     ) -> str | None:
         """Open a loader; return what is wrong with its source, if anything.
 
@@ -95,7 +102,7 @@ class LoaderHost(WorkerPlugin):
         except Exception as error:  # unpickling runs imports, which may raise anything
             thread.shutdown(wait=False)
             return f"{type(error).__name__}: {error}"
-        loader = SourceLoader(spec, limit_bytes, standby=standby)
+        loader = SourceLoader(spec, limit_bytes, standby=standby, lanes=lanes)
         self._hosted[incarnation] = _Hosted(loader, thread)
         return None
 
@@ -110,6 +117,16 @@ class LoaderHost(WorkerPlugin):
             with contextlib.suppress(RuntimeError):  # the interpreter may be shutting down
                 hosted.thread.submit(hosted.loader.close)
             hosted.thread.shutdown(wait=False)
+
+
+def _share_memory() -> None:
+    """Let Arrow take memory from the system, as all of the process does.
+
+    Its own allocators keep some for every thread that has read, and each loader is one: with 64
+    sources that were megabytes each. Arrow asks the environment once, when it is loaded; who has
+    chosen an allocator there keeps it.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def _carried_out(
@@ -158,6 +175,10 @@ def _serve_items(loader: SourceLoader, wanted: dict[str, Any], modality: str) ->
     return loader.serve_items(Metadata.unpack(wanted), modality)
 
 
+def _keep(loader: SourceLoader, lanes: Collection[int]) -> None:
+    loader.keep(lanes)
+
+
 def _promote(loader: SourceLoader) -> None:
     loader.cache.standby = False
 
@@ -176,6 +197,7 @@ def _status(loader: SourceLoader) -> dict[str, Any]:
 
 _CALLS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "describe": _describe,
+    "keep": _keep,
     "promote": _promote,
     "serve": _serve,
     "serve_items": _serve_items,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from megadask.scheduling.delivery import StepFacts
+from megadask.scheduling.marks import Watermark
 from megadask.scheduling.point import Point
-from megadask.scheduling.record import Watermark
+from megadask.scheduling.portions import microbatches_of
 
 
 class Track:
@@ -56,10 +55,11 @@ class Track:
             step=step,
             state=state,
             microbatch=microbatch,
-            microbatch_N=np.array(header["microbatch_N"], np.int64),
+            microbatch_N=microbatches_of(header),
             draw_digest=header["draw_digest"],
             assignment_digest=header["assignment_digest"],
             verdicts=header["verdicts"],
+            events=header["events"],
         )
 
     def learn(self, facts: StepFacts) -> None:

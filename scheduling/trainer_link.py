@@ -18,10 +18,10 @@ from megadask.scheduling.delivery import Microbatch, Reply, StepFacts, read_repl
 from megadask.scheduling.desk import GRACE_S, Desk, process_name
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
 from megadask.scheduling.line import Line
+from megadask.scheduling.marks import Watermark
 from megadask.scheduling.point import Point
 from megadask.scheduling.prefetch import Prefetch
 from megadask.scheduling.receiver import Receiver
-from megadask.scheduling.record import Watermark
 from megadask.scheduling.segment import GoneError
 from megadask.scheduling.share import IDS
 from megadask.scheduling.track import Track
