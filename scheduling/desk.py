@@ -1,4 +1,4 @@
-"""One rank's calls to the supervisor, and the constructor's actor that it is referred to."""
+"""One rank's calls to the supervisor, and the line to the constructor that it is referred to."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import socket
 from typing import Any
 
-from distributed import Client, Future, Variable
+from distributed import Client, Variable
 
 from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError, unpack_error
+from megadask.scheduling.line import Line
 from megadask.scheduling.wire import AGAIN_S, SUPERVISOR
 
 #: How long a call may take beyond what it is allowed to wait before its party counts as lost.
@@ -36,7 +37,8 @@ class Desk:
         self.run = run
         self.rank = rank
         self.is_over = False  # whether the run is known to have ended
-        self._actor: tuple[str, Any, Future[Any]] | None = None  # its key, handle and future
+        #: The line to the constructor that was found last, if any.
+        self.line: Line | None = None
 
     def ask(self, call: str, *, wait_s: float | None = None, **arguments: Any) -> Any:
         """Call the supervisor; ``wait_s`` is how long it may wait for something to change.
@@ -87,23 +89,18 @@ class Desk:
             remedy="Serve it again and connect anew, or resume from the last state_dict().",
         )
 
-    def constructor(self, key: str) -> Any:
-        """Return the actor of a key, found once. Raises TimeoutError if it is gone."""
-        if self._actor is None or self._actor[0] != key:
+    def line_to(self, key: str) -> Line:
+        """Return the line to the constructor of a key, found once. TimeoutError if it is gone."""
+        if self.line is None or self.line.key != key:
             # Futures and actors attach themselves to the current client, which need not be ours.
             with self.client.as_current():
                 future = Variable(key, client=self.client).get(timeout=FIND_S)
-                self._actor = (key, future.result(timeout=FIND_S), future)
-        return self._actor[1]
-
-    @property
-    def known_constructor(self) -> Any | None:
-        """The actor that was found last, if any."""
-        return None if self._actor is None else self._actor[1]
+                self.line = Line(self.client, key, future.result(timeout=FIND_S), future)
+        return self.line
 
     def forget_constructor(self) -> None:
-        """Forget an actor that does not answer."""
-        self._actor = None
+        """Forget a constructor that does not answer."""
+        self.line = None
 
 
 def process_name() -> str:
