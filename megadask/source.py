@@ -48,7 +48,8 @@ class Source:
     shadows
         Hot standbys of every Source Loader, each on a worker of its own (on another host, where
         there is one): they read the same, which is compared, and the first one takes over at once
-        when its loader is lost. Each may hold ``Limits(loader_bytes=)`` of samples more.
+        when its loader is lost, and answers for it where it takes much longer than usual. Each may
+        hold ``Limits(loader_bytes=)`` of samples more.
     on_error
         What a record that cannot be decoded or transformed does: ``"raise"`` ends the run with the
         record's own error, ``"skip"`` passes it over and counts it. A function of the error and of

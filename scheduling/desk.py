@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 from typing import Any
 
 from distributed import Client, Future, Variable
 
 from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError, unpack_error
-from megadask.scheduling.wire import SUPERVISOR
+from megadask.scheduling.wire import AGAIN_S, SUPERVISOR
 
 #: How long a call may take beyond what it is allowed to wait before its party counts as lost.
 GRACE_S = 20.0
@@ -43,16 +46,8 @@ class Desk:
         if wait_s is not None:
             arguments["wait_s"] = wait_s
         limit_s = GRACE_S + (wait_s or 0.0)
-        handler = getattr(self.client.scheduler, SUPERVISOR)
         try:
-            reply = self.client.sync(
-                handler,
-                call=call,
-                run=self.run,
-                rank=self.rank,
-                **arguments,
-                callback_timeout=limit_s,
-            )
+            reply = self.client.sync(self._ask, call=call, **arguments, callback_timeout=limit_s)
         except (TimeoutError, OSError) as error:
             raise DeadlineError(
                 f"the Dask scheduler does not answer {call!r} of rank {self.rank}",
@@ -70,6 +65,17 @@ class Desk:
         if isinstance(reply, dict) and reply.get("status") == "closed":
             self.refuse(reply["reason"], reply["error"])
         return reply
+
+    async def _ask(self, **arguments: Any) -> Any:
+        """Call once; a second time where the connection was cut meanwhile."""
+        for is_again in (False, True):
+            try:
+                handler = getattr(self.client.scheduler, SUPERVISOR)
+                return await handler(run=self.run, rank=self.rank, **arguments)
+            except OSError as error:
+                if is_again or isinstance(error, TimeoutError):
+                    raise
+                await asyncio.sleep(AGAIN_S)
 
     def refuse(self, reason: str, error: bytes | None) -> None:
         """Raise what a run failed with, else that it is closed."""
@@ -98,3 +104,8 @@ class Desk:
     def forget_constructor(self) -> None:
         """Forget an actor that does not answer."""
         self._actor = None
+
+
+def process_name() -> str:
+    """Return a name of this process for claims."""
+    return f"{socket.gethostname()}:{os.getpid()}"

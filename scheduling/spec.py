@@ -12,6 +12,7 @@ import numpy as np
 from megadask.planner.batching import Batching
 from megadask.planner.checks import check_above_0, check_integer, check_number
 from megadask.planner.draw import DrawRules
+from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import StepSchedule
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
@@ -112,6 +113,10 @@ class Limits:
         Payload that one Source Loader keeps ready.
     constructor_bytes
         Payload that one Data Constructor holds, besides the microbatch that is due.
+    shared_bytes
+        Shared memory in which one Data Constructor hands batches to trainers of its host, and in
+        which they keep them; see docs/data_plane.md. Twice ``constructor_bytes`` when None; 0 for
+        none: then batches go in messages. Three batches of each bucket are admitted in any case.
     lead_steps
         Steps that may be planned beyond the slowest rank.
     reply_s
@@ -124,25 +129,46 @@ class Limits:
         How long a worker may be silent before its roles move to others, for one that hangs without
         dying; the least of all services on a cluster counts. Shorter than ``reply_s``, so that
         calls to it find a successor before their own deadline.
+    journal_s
+        How long storage may fail before that ends the run. Nothing is committed meanwhile. Shorter
+        than ``reply_s``, as who commits waits for it.
     """
 
     loader_bytes: int = 64 * 2**20
     constructor_bytes: int = 256 * 2**20
+    shared_bytes: int | None = None
     lead_steps: int = 4
     reply_s: float = 60.0
     recovery_s: float = 60.0
     lease_s: float = 60.0
     silent_s: float = 20.0
+    journal_s: float = 30.0
 
     def __post_init__(self) -> None:
         for limit in fields(self):
             what, value = f"Limits({limit.name}=)", getattr(self, limit.name)
+            if value is None and limit.name == "shared_bytes":
+                continue
             if limit.name.endswith("_s"):
                 check_above_0(what, value)
             elif limit.name.endswith("_bytes"):  # may be written as 1e9
                 check_number(what, value, 0)
             else:
                 check_integer(what, value, 1)
+        for name in ("silent_s", "journal_s"):
+            if getattr(self, name) >= self.reply_s:
+                raise ConfigError(
+                    f"Limits({name}=)",
+                    got=f"{getattr(self, name):g}",
+                    limit=f"less than reply_s={self.reply_s:g}",
+                    remedy="Who waits for an answer waits for that, too; set both.",
+                )
+
+    @property
+    def most_shared_bytes(self) -> int:
+        """`shared_bytes`, or what it is where it was not given."""
+        given = self.shared_bytes
+        return max(1, int(2 * self.constructor_bytes)) if given is None else int(given)
 
 
 @dataclass(frozen=True, kw_only=True)

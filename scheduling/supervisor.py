@@ -23,10 +23,12 @@ from megadask.scheduling.retiring import holders, retire
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
 from megadask.scheduling.watch import Watch
-from megadask.scheduling.wire import ARRIVAL, SUPERVISOR
+from megadask.scheduling.wire import ARRIVAL, SUPERVISOR, Signal
 
 #: So many services that have ended are remembered, for trainers that ask about them.
 MOST_ENDED = 1000
+#: How long a trainer or driver whose connection ends has to make another one.
+RECONNECT_S = 2.0
 
 
 class Supervisor(SchedulerPlugin):
@@ -39,6 +41,7 @@ class Supervisor(SchedulerPlugin):
         """Answer calls."""
         self._scheduler = scheduler
         self._runs: dict[str, Run] = {}
+        self._clients = Signal()  # that one came
         self._ended: dict[str, str] = {}  # name of a run that is gone to why it ended
         self._roles = Roles(scheduler)
         self._custody = Custody(self._roles)
@@ -79,8 +82,19 @@ class Supervisor(SchedulerPlugin):
             if not run.over and any(run.header["shadows"].values()):
                 self._spawn(self._custody.tend(run))
 
+    def add_client(self, scheduler: Scheduler, client: str) -> None:
+        """Go on with a client whose connection was cut, as it is back."""
+        self._clients.set()
+
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Wait for a client that may only have been cut off; Dask's clients connect again."""
+        self._spawn(self._client_left(client))
+
+    async def _client_left(self, client: str) -> None:
         """Free the ranks of a trainer that is gone; close the services of a driver that is."""
+        known = self._scheduler.clients
+        if await self._clients.wait_until(lambda: client in known, RECONNECT_S):
+            return
         for run in list(self._runs.values()):
             run.record.drop_client(client)
             if run.client == client and not run.header["detached"]:
@@ -121,6 +135,10 @@ class Supervisor(SchedulerPlugin):
             return await self._stats(known)
         if call == "reshard":
             return await reshard(known, self._custody, **arguments)
+        if call == "scale":
+            return await self._custody.scale(known, **arguments)
+        if call == "level":
+            return await self._custody.level(known)
         if call == "retire":
             runs = list(self._runs.values())
             return await retire(

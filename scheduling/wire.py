@@ -16,6 +16,8 @@ SUPERVISOR = "megadask"
 ARRIVAL = "megadask_arrival"
 #: Name of the handler on every worker that hosts loaders.
 LOADER_HOST = "megadask_loader"
+#: How long to wait before a call is made again whose connection was cut.
+AGAIN_S = 0.1
 #: For so long a constructor goes by what it has last heard of who has which rank.
 TRUST_S = 15.0
 #: The pipeline of a dict that trainers get when they name none.

@@ -104,6 +104,7 @@ def test_a_strategy_may_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("encode: microbatch", "encode: mb", "select(encode=)"),
         ("words: {distribute", "words: {mix", "select"),
         ("topology: {dp: 2, cp: 2}", "topology: [2, 2]", "topology"),
+        ("{Packed:", "{Pakced:", "or one of ['Fixed', 'Packed', 'Padded']"),
         ("seq_len: 64", "seq_len: [", "not YAML"),
         ("reader: {Jsonl: web.jsonl}", "lanes: 3", "no reader"),
     ],
@@ -137,9 +138,10 @@ def test_a_file_that_is_no_text_is_named() -> None:
         md.Pipeline.from_yaml("pipeline.yaml")
 
 
-def test_a_file_that_is_missing_is_named() -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        md.Pipeline.from_yaml("nowhere.yaml")
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in ("nowhere.yaml", str(tmp_path)):
+        with pytest.raises(md.errors.ConfigError, match=f"{path} cannot be read"):
+            md.Pipeline.from_yaml(path)
 
 
 def test_other_batches_and_a_collate() -> None:
