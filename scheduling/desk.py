@@ -66,6 +66,8 @@ class Desk:
 
     async def _ask(self, **arguments: Any) -> Any:
         """Call once; a second time where the connection was cut, if the client is still there."""
+        if self.client.scheduler is None:
+            raise OSError("the Dask client of this loader has closed")
         handler = getattr(self.client.scheduler, SUPERVISOR)
         try:
             return await handler(run=self.run, rank=self.rank, **arguments)

@@ -90,6 +90,7 @@ def test_a_scheduler_that_closes(name: str) -> None:
         Ranks([service.close]).results(30)
 
 
+@pytest.mark.timeout(300)
 def test_a_cluster_of_separate_processes(
     local_client: Client, name: str, whole: list[list[Seen]]
 ) -> None:
