@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from typing import Any
 
 from distributed import Client, Future, Variable
@@ -109,3 +111,8 @@ class Desk:
     def forget_constructor(self) -> None:
         """Forget an actor that does not answer."""
         self._actor = None
+
+
+def process_name() -> str:
+    """Return a name of this process for claims."""
+    return f"{socket.gethostname()}:{os.getpid()}"
