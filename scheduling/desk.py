@@ -69,15 +69,22 @@ class Desk:
         return reply
 
     async def _ask(self, **arguments: Any) -> Any:
-        """Call once; a second time where the connection was cut meanwhile."""
-        for is_again in (False, True):
+        """Call once; a second time where the connection was cut, if the client is still there."""
+        if self.client.scheduler is None:
+            raise OSError("the Dask client of this loader has closed")
+        handler = getattr(self.client.scheduler, SUPERVISOR)
+        try:
+            return await handler(run=self.run, rank=self.rank, **arguments)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            await asyncio.sleep(AGAIN_S)
             try:
-                handler = getattr(self.client.scheduler, SUPERVISOR)
                 return await handler(run=self.run, rank=self.rank, **arguments)
-            except OSError as error:
-                if is_again or isinstance(error, TimeoutError):
-                    raise
-                await asyncio.sleep(AGAIN_S)
+            except RuntimeError:
+                if self.client.status in ("closing", "closed"):
+                    raise error from None
+                raise
 
     def refuse(self, reason: str, error: bytes | None) -> None:
         """Raise what a run failed with, else that it is closed."""
