@@ -1,0 +1,237 @@
+"""A cell of the comparison: one corpus, a number of ranks, a context; every system goes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import Client
+from throughput import corpora, engines
+from throughput.corpora import Corpus
+from throughput.ranks import Log, Slot
+from throughput.steptimes import StepTimes
+from throughput.systems import Concatenated, Documents, Feed, Grouped, Ints, Loaded, MegaDask, Sync
+
+import megadask as md
+from megadask.planner.simulation import Trainer
+
+#: Packs of one rank in a step, each a microbatch.
+PACKS_PER_RANK = 2
+#: As docs/batches.md advises where steps have few packs.
+WINDOW = PATIENCE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What is varied.
+
+    Attributes
+    ----------
+    data
+        "bytes", "bpe", "jpeg" or "equal", see `corpora.make`.
+    context
+        Tokens of a pack.
+    ranks
+        Data-parallel ranks.
+    steps
+        About so many steps of MegaDask.
+    step_s
+        Seconds that a mean step is scaled to.
+    attention
+        Factor by which the planner's quadratic term is off.
+    with_launch
+        Whether microbatches take the time of a launch, of which the planner does not know.
+    engines
+        Whether the other engines run, too.
+    """
+
+    data: str
+    context: int
+    ranks: int
+    steps: int = 12
+    step_s: float = 1.0
+    attention: float = 1.0
+    with_launch: bool = False
+    engines: bool = False
+
+    def __str__(self) -> str:
+        words = [self.data, f"{self.context // 1024}k", f"{self.ranks} ranks"]
+        if self.attention != 1:
+            words.append(f"planner's attention x {self.attention:g}")
+        if self.with_launch:
+            words.append("a floor per launch")
+        return ", ".join(words)
+
+    @property
+    def global_batch(self) -> int:
+        """Packs of a step."""
+        return self.ranks * PACKS_PER_RANK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One pass of a system through the corpus of a cell.
+
+    Attributes
+    ----------
+    seconds
+        From when all ranks had their first batch to the end.
+    ideal_s
+        What the same microbatches take a trainer that waits for nothing but its other ranks.
+    even_s
+        The same work spread evenly.
+    wait_share
+        Share of the time in which a mean rank waits for data.
+    first_s
+        Until all ranks had their first batch.
+    """
+
+    tokens: int
+    num_steps: int
+    seconds: float
+    ideal_s: float
+    even_s: float
+    wait_share: float
+    first_s: float
+
+    @classmethod
+    def of(cls, logs: list[Log], times: StepTimes, sync: Sync) -> Pass:
+        """Return what the logs of all ranks amount to."""
+        num_steps = {len(log.lengths) for log in logs}
+        assert len(num_steps) == 1, f"ranks made unlike numbers of steps: {num_steps}"
+        ideal_s = even_s = 0.0
+        for step in zip(*(log.lengths for log in logs), strict=True):
+            loads = np.array([[times.of_microbatch(x) for x in of_rank] for of_rank in step])
+            done = Trainer(sync=sync).run(loads[:, :, None])
+            ideal_s, even_s = ideal_s + done.step_time, even_s + done.ideal
+        seconds = max(log.ended_s for log in logs) - max(log.began_s for log in logs)
+        waited_s = float(np.mean([sum(log.wait_s) for log in logs]))
+        return cls(
+            tokens=int(sum(x.sum() for log in logs for step in log.lengths for x in step)),
+            num_steps=num_steps.pop(),
+            seconds=seconds,
+            ideal_s=ideal_s,
+            even_s=even_s,
+            wait_share=waited_s / seconds,
+            first_s=max(log.first_wait_s for log in logs),
+        )
+
+
+class Prepared:
+    """The corpus of a cell on disk, and the feeds of its systems."""
+
+    def __init__(self, cell: Cell, folder: Path, measured: StepTimes) -> None:
+        self.cell = cell
+        tokens = cell.steps * cell.global_batch * cell.context
+        self.corpus: Corpus = corpora.make(cell.data, folder / "corpus", tokens, cell.context)
+        self.documents = Documents(self.corpus)
+        work_s = float(measured.of_documents(self.documents.length_N).sum())
+        scale = cell.step_s * cell.steps * cell.ranks / work_s
+        self.times = replace(measured, scale=scale, with_launch=cell.with_launch)
+        self._rng = np.random.default_rng(1)
+        self._folder = folder
+
+    def pipeline(self) -> md.Pipeline:
+        """Return what a user declares for such data."""
+        cost, corpus = self.times.planned(self.cell.attention), self.corpus
+        counts = {name: len(length_N) for name, length_N in corpus.lengths.items()}
+
+        def strategy(graph: md.DGraph) -> None:
+            graph.mix(counts).distribute("dp").cost(cost).balance("assignment")
+
+        return md.Pipeline(
+            sources=[
+                md.Source(
+                    name,
+                    md.readers.ArrowIpc(path),
+                    corpus.transform,
+                    modalities=corpus.modalities,
+                )
+                for name, path in corpus.files.items()
+            ],
+            topology=md.ClientPlaceTree(dp=self.cell.ranks),
+            strategy=strategy,
+            batching=md.Packed(
+                seq_len=self.cell.context, global_batch=self.cell.global_batch, overflow="error"
+            ),
+            epochs=1,
+            window=WINDOW,
+            patience=PATIENCE,
+        )
+
+    def baselines(self) -> Iterator[tuple[str, Feed]]:
+        """Yield names and feeds, in the order of the tables."""
+        yield "DataLoader, fixed length", self._fixed()
+        yield "DataLoader, a sample each", self._single()
+        yield "DataLoader, a kind a rank", self._by_kind()
+        if self.cell.engines:
+            yield from engines.feeds(self._fixed(), self._folder)
+
+    def _fixed(self) -> Loaded:
+        packs = Concatenated(self.documents, self.cell.context, np.random.default_rng(1))
+        order = self._rng.permutation(len(packs))
+        items = tuple(order[rank :: self.cell.ranks] for rank in range(self.cell.ranks))
+        return Loaded(
+            data=packs,
+            items=items,
+            microbatches=PACKS_PER_RANK,
+            num_steps=-(-len(packs) // self.cell.global_batch),
+        )
+
+    def _single(self) -> Loaded:
+        order = self._rng.permutation(len(self.documents))
+        items = tuple(order[rank :: self.cell.ranks] for rank in range(self.cell.ranks))
+        return Loaded(
+            data=self.documents, items=items, num_steps=len(items[0]), sync="microbatch"
+        )
+
+    def _by_kind(self) -> Loaded:
+        """As many documents a step and rank as MegaDask has on average, of one kind a rank."""
+        each = max(1, round(len(self.documents) / self.cell.steps / self.cell.ranks))
+        groups: list[Ints] = []
+        items: list[Ints] = []
+        for part_N in self._kinds():
+            shuffled_N = self._rng.permutation(part_N)
+            mine = [shuffled_N[at : at + each] for at in range(0, len(part_N), each)]
+            items.append(np.arange(len(groups), len(groups) + len(mine)))
+            groups += mine
+        return Loaded(
+            data=Grouped(self.documents, groups), items=tuple(items), num_steps=max(map(len, items))
+        )
+
+    def _kinds(self) -> list[Ints]:
+        """Return the documents of each rank; kinds get ranks by the number of their documents."""
+        first_S, ranks = self.documents.first_S, self.cell.ranks
+        kinds = [np.arange(a, b) for a, b in zip(first_S[:-1], first_S[1:], strict=True)]
+        if ranks < len(kinds):
+            return [np.concatenate(kinds[rank::ranks]) for rank in range(ranks)]
+        count_S = np.ones(len(kinds), np.int64)
+        while count_S.sum() < ranks:  # to the kind whose ranks have the most documents
+            count_S[np.argmax(np.array([len(kind) for kind in kinds]) / count_S)] += 1
+        parts = zip(kinds, count_S.tolist(), strict=True)
+        return [part for kind, count in parts for part in np.array_split(kind, count)]
+
+
+@contextmanager
+def served(pipeline: md.Pipeline, client: Client, name: str) -> Iterator[MegaDask]:
+    """Serve a pipeline for one pass, and see that all of it was delivered once."""
+    with md.serve(pipeline, client, name=name) as service:
+        yield MegaDask(address=service.address, service=name)
+        audit = service.audit()
+        assert audit["ok"], f"the audit found: {audit}"
+
+
+def run_pass(slot: Slot, feed: Feed, prepared: Prepared) -> Pass:
+    """Let all ranks of a cell go through a feed once."""
+    logs = slot.run(feed, prepared.cell.ranks, prepared.times)
+    return Pass.of(logs, prepared.times, feed.sync)
+
+
+def run_megadask(slot: Slot, client: Client, prepared: Prepared, number: int) -> Pass:
+    """The same, for a service of its own."""
+    with served(prepared.pipeline(), client, f"pass{number}") as feed:
+        return run_pass(slot, feed, prepared)
