@@ -1,24 +1,30 @@
-"""A cell of the comparison: one corpus, a number of ranks, a context; every system goes through it."""
+"""A cell of the comparison: a corpus, ranks, a context. Every system goes through it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from distributed import Client
 from throughput import corpora, engines
 from throughput.corpora import Corpus
-from throughput.ranks import Log, Slot
+from throughput.ranks import Emulated, Log, Slot
 from throughput.steptimes import StepTimes
 from throughput.systems import Concatenated, Documents, Feed, Grouped, Ints, Loaded, MegaDask, Sync
 
 import megadask as md
 from megadask.planner.simulation import Trainer
 
+#: Names of the baselines, in the order of the tables; and those that take far longer.
+FIXED, SINGLE, KIND = (
+    f"DataLoader, {what}" for what in ("fixed length", "a sample each", "a kind a rank")
+)
+SLOW = (SINGLE, KIND)
 #: Packs of one rank in a step, each a microbatch.
 PACKS_PER_RANK = 2
 #: As docs/batches.md advises where steps have few packs.
@@ -98,20 +104,29 @@ class Pass:
     wait_share: float
     first_s: float
 
+    @property
+    def of_bound(self) -> float:
+        """Share of the time that an ideal trainer takes."""
+        return self.ideal_s / self.seconds
+
+    @property
+    def imbalance(self) -> float:
+        """Time of an ideal trainer over that of an even spread."""
+        return self.ideal_s / self.even_s
+
     @classmethod
-    def of(cls, logs: list[Log], times: StepTimes, sync: Sync) -> Pass:
+    def of(cls, logs: list[Log], sync: Sync) -> Pass:
         """Return what the logs of all ranks amount to."""
-        num_steps = {len(log.lengths) for log in logs}
+        num_steps = {len(log.busy_s) for log in logs}
         assert len(num_steps) == 1, f"ranks made unlike numbers of steps: {num_steps}"
         ideal_s = even_s = 0.0
-        for step in zip(*(log.lengths for log in logs), strict=True):
-            loads = np.array([[times.of_microbatch(x) for x in of_rank] for of_rank in step])
-            done = Trainer(sync=sync).run(loads[:, :, None])
+        for step in zip(*(log.busy_s for log in logs), strict=True):
+            done = Trainer(sync=sync).run(np.array(step)[:, :, None])
             ideal_s, even_s = ideal_s + done.step_time, even_s + done.ideal
         seconds = max(log.ended_s for log in logs) - max(log.began_s for log in logs)
         waited_s = float(np.mean([sum(log.wait_s) for log in logs]))
         return cls(
-            tokens=int(sum(x.sum() for log in logs for step in log.lengths for x in step)),
+            tokens=sum(log.tokens for log in logs),
             num_steps=num_steps.pop(),
             seconds=seconds,
             ideal_s=ideal_s,
@@ -165,9 +180,9 @@ class Prepared:
 
     def baselines(self) -> Iterator[tuple[str, Feed]]:
         """Yield names and feeds, in the order of the tables."""
-        yield "DataLoader, fixed length", self._fixed()
-        yield "DataLoader, a sample each", self._single()
-        yield "DataLoader, a kind a rank", self._by_kind()
+        yield FIXED, self._fixed()
+        yield SINGLE, self._single()
+        yield KIND, self._by_kind()
         if self.cell.engines:
             yield from engines.feeds(self._fixed(), self._folder)
 
@@ -185,9 +200,7 @@ class Prepared:
     def _single(self) -> Loaded:
         order = self._rng.permutation(len(self.documents))
         items = tuple(order[rank :: self.cell.ranks] for rank in range(self.cell.ranks))
-        return Loaded(
-            data=self.documents, items=items, num_steps=len(items[0]), sync="microbatch"
-        )
+        return Loaded(data=self.documents, items=items, num_steps=len(items[0]), sync="microbatch")
 
     def _by_kind(self) -> Loaded:
         """As many documents a step and rank as MegaDask has on average, of one kind a rank."""
@@ -206,7 +219,7 @@ class Prepared:
     def _kinds(self) -> list[Ints]:
         """Return the documents of each rank; kinds get ranks by the number of their documents."""
         first_S, ranks = self.documents.first_S, self.cell.ranks
-        kinds = [np.arange(a, b) for a, b in zip(first_S[:-1], first_S[1:], strict=True)]
+        kinds = [np.arange(a, b) for a, b in pairwise(first_S)]
         if ranks < len(kinds):
             return [np.concatenate(kinds[rank::ranks]) for rank in range(ranks)]
         count_S = np.ones(len(kinds), np.int64)
@@ -227,8 +240,10 @@ def served(pipeline: md.Pipeline, client: Client, name: str) -> Iterator[MegaDas
 
 def run_pass(slot: Slot, feed: Feed, prepared: Prepared) -> Pass:
     """Let all ranks of a cell go through a feed once."""
-    logs = slot.run(feed, prepared.cell.ranks, prepared.times)
-    return Pass.of(logs, prepared.times, feed.sync)
+    make = functools.partial(Emulated, prepared.times)
+    done = Pass.of(slot.run(feed, prepared.cell.ranks, make), feed.sync)
+    assert done.tokens >= prepared.corpus.tokens, f"{prepared.corpus.tokens} are not {done.tokens}"
+    return done
 
 
 def run_megadask(slot: Slot, client: Client, prepared: Prepared, number: int) -> Pass:

@@ -1,4 +1,4 @@
-"""The documents that every system of a cell goes through, once: made by a seed, kept as Arrow files.
+"""The documents that every system of a cell goes through once: made by a seed, in Arrow files.
 
 Their lengths follow the mix ``"mixed"`` of `megadask.lengths`, their texts are pieces of the source
 code and the prose that come with Python, their images pieces of photographs.

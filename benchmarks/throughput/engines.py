@@ -11,3 +11,8 @@ from throughput.systems import Feed, Loaded
 def feeds(fixed: Loaded, folder: Path) -> Iterator[tuple[str, Feed]]:
     """Yield the names and feeds of engines that are installed."""
     yield from ()
+
+
+def missing() -> list[str]:
+    """Return the names of engines that are not installed."""
+    return []

@@ -7,21 +7,22 @@ at a barrier in its process, and the processes at an all-reduce of gloo.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from throughput.steptimes import StepTimes
-from throughput.systems import Feed, Ints
+from throughput.systems import Batch, Feed, Steps, Sync
 from torch import distributed
 
 from megadask.demo.group import Placement, join_group
@@ -44,17 +45,20 @@ class Log:
     began_s, ended_s
         By the clock that all processes share: when all ranks had their first batch, and when they
         met for the last time.
-    lengths
-        Of every step and microbatch the lengths of its documents.
+    busy_s
+        Of every step and microbatch the seconds that it takes the accelerator.
     wait_s
         Of every step the seconds of waiting for batches; without those for the first.
+    tokens
+        Tokens of all batches.
     """
 
     first_wait_s: float = 0.0
     began_s: float = 0.0
     ended_s: float = 0.0
-    lengths: list[list[Ints]] = field(default_factory=list)
+    busy_s: list[list[float]] = field(default_factory=list)
     wait_s: list[float] = field(default_factory=list)
+    tokens: int = 0
 
 
 class Meeting:
@@ -76,31 +80,53 @@ class Meeting:
         distributed.all_reduce(self._word)
 
 
-def train(steps: Iterable[Iterable[Ints]], feed: Feed, times: StepTimes, meeting: Meeting) -> Log:
+class Accelerator(Protocol):
+    """What a rank computes with; one for every rank."""
+
+    def compute(self, batch: Batch) -> float:
+        """Do the work of a microbatch; return the seconds that it takes undisturbed."""
+
+    def meet(self, meeting: Meeting, *, ends_step: bool) -> None:
+        """Meet the other ranks."""
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """Waits as long as a real model takes."""
+
+    times: StepTimes
+
+    def compute(self, batch: Batch) -> float:
+        came = time.perf_counter()
+        busy_s = self.times.of_microbatch(batch["lengths"])
+        time.sleep(max(0.0, busy_s - (time.perf_counter() - came)))
+        return busy_s
+
+    def meet(self, meeting: Meeting, *, ends_step: bool) -> None:
+        meeting.wait()
+
+
+def train(steps: Steps, sync: Sync, accelerator: Accelerator, meeting: Meeting) -> Log:
     """Go through all steps of a rank."""
     log = Log()
     asked = time.perf_counter()
     for step in steps:
-        lengths: list[Ints] = []
-        waited_s = 0.0
-        for length_N in step:
+        log.busy_s.append([])
+        log.wait_s.append(0.0)
+        for batch in step:
             came = time.perf_counter()
-            if not log.began_s:
+            if log.began_s:
+                log.wait_s[-1] += came - asked
+            else:
                 log.first_wait_s = came - asked
                 meeting.wait()
-                log.began_s = came = time.perf_counter()
-            else:
-                waited_s += came - asked
-            lengths.append(length_N)
-            busy_s = times.of_microbatch(length_N)
-            time.sleep(max(0.0, busy_s - (time.perf_counter() - came)))
-            if feed.sync == "microbatch":
-                meeting.wait()
+                log.began_s = time.perf_counter()
+            log.tokens += int(batch["lengths"].sum())
+            log.busy_s[-1].append(accelerator.compute(batch))
+            if sync == "microbatch":
+                accelerator.meet(meeting, ends_step=False)
             asked = time.perf_counter()
-        if feed.sync == "step":
-            meeting.wait()
-        log.lengths.append(lengths)
-        log.wait_s.append(waited_s)
+        accelerator.meet(meeting, ends_step=True)
         asked = time.perf_counter()
     log.ended_s = asked
     return log
@@ -122,8 +148,10 @@ class Slot:
             other.close()
             self._members.append((process, own))
 
-    def run(self, feed: Feed, ranks: int, times: StepTimes) -> list[Log]:
+    def run(self, feed: Feed, ranks: int, make: Callable[[], Accelerator]) -> list[Log]:
         """Let so many ranks go through all that a feed gives them; return their logs.
+
+        make: called in their processes for the accelerator of each.
 
         Raises
         ------
@@ -132,7 +160,7 @@ class Slot:
         """
         shares = np.array_split(np.arange(ranks), len(self._members))
         for (_, connection), share in zip(self._members, shares, strict=True):
-            connection.send((feed, share.tolist(), times))
+            connection.send((feed, share.tolist(), make))
         logs: list[Log] = []
         failures: list[str] = []
         deadline = time.monotonic() + PASS_S
@@ -175,28 +203,35 @@ class Slot:
 def _host(connection: Connection, placement: Placement) -> None:
     """Host ranks, pass after pass, until the other side of the connection is gone."""
     torch.set_num_threads(1)
+    # Where other engines look for it.
+    os.environ |= {
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(placement.world_size),
+        "LOCAL_RANK": str(placement.rank),
+        "LOCAL_WORLD_SIZE": str(placement.world_size),
+    }
     join_group(placement, timeout_s=MEET_S)
     while True:
         try:
-            feed, ranks, times = connection.recv()
+            feed, ranks, make = connection.recv()
         except EOFError:
             return
         try:
-            answer: list[Log] | str = _pass(feed, ranks, times)
+            answer: list[Log] | str = _pass(feed, ranks, make)
         except BaseException:
             answer = traceback.format_exc()
         connection.send(answer)
 
 
-def _pass(feed: Feed, ranks: list[int], times: StepTimes) -> list[Log]:
+def _pass(feed: Feed, ranks: list[int], make: Callable[[], Accelerator]) -> list[Log]:
     meeting = Meeting(len(ranks))
     logs: dict[int, Any] = {}
     with ExitStack() as stack:
         steps = [stack.enter_context(feed.open(rank)) for rank in ranks]
 
-        def run(rank: int, mine: Iterable[Iterable[Ints]]) -> None:
+        def run(rank: int, mine: Steps) -> None:
             try:
-                logs[rank] = train(mine, feed, times, meeting)
+                logs[rank] = train(mine, feed.sync, make(), meeting)
             except BaseException:
                 meeting.abort()
                 logs[rank] = traceback.format_exc()

@@ -55,7 +55,9 @@ class StepTimes:
 
     def of_microbatch(self, lengths: ArrayLike) -> float:
         """Return the seconds of a microbatch of documents that attend to themselves alone."""
-        return float(self.of_documents(lengths).sum()) + self.with_launch * self.launch_s * self.scale
+        return (
+            float(self.of_documents(lengths).sum()) + self.with_launch * self.launch_s * self.scale
+        )
 
     @property
     def launch_s(self) -> float:

@@ -1,12 +1,12 @@
 """What is compared: each system as a feed, which gives one rank its steps.
 
-A feed is opened in the rank's process. It yields steps; a step is an iterable of microbatches; of a
-microbatch all that the emulated accelerator wants to know is the lengths of its documents.
+A feed is opened in the rank's process. It yields steps; a step is an iterable of microbatches:
+dicts of tensors, ``lengths`` among them, those of the documents that attend to themselves alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -15,15 +15,19 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
 from throughput.corpora import Corpus
+from torch.utils.data import DataLoader, Dataset
 
 import megadask as md
 
 Ints = NDArray[np.int64]
+Batch = Mapping[str, Any]
+Steps = Iterable[Iterable[Batch]]
 Sync = Literal["step", "microbatch"]
 #: Longest wait for a batch, in seconds.
 TIMEOUT_S = 120.0
+#: What a rank gets that has no more, while others have.
+NOTHING: Batch = {"lengths": torch.zeros(0, dtype=torch.int64)}
 
 
 class Feed(Protocol):
@@ -33,7 +37,8 @@ class Feed(Protocol):
     def sync(self) -> Sync:
         """Whether ranks meet after every microbatch, or once a step."""
 
-    def open(self, rank: int) -> AbstractContextManager[Iterable[Iterable[Ints]]]: ...
+    def open(self, rank: int) -> AbstractContextManager[Steps]:
+        """Return the steps of a rank, which end when the context does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,7 @@ class MegaDask:
     service: str
     sync: Sync = "step"
 
-    def open(self, rank: int) -> AbstractContextManager[Iterable[Iterable[Ints]]]:
+    def open(self, rank: int) -> AbstractContextManager[Steps]:
         return _Connected(self, rank)
 
 
@@ -52,15 +57,16 @@ class _Connected:
     def __init__(self, feed: MegaDask, rank: int) -> None:
         self._loader = md.connect(feed.address, feed.service, rank=rank, timeout=TIMEOUT_S)
 
-    def __enter__(self) -> Iterator[Iterator[Ints]]:
-        return (self._lengths(step) for step in self._loader.steps())
+    def __enter__(self) -> Iterator[Iterator[Batch]]:
+        return (self._batches(step) for step in self._loader.steps())
 
     def __exit__(self, *error: object) -> None:
         self._loader.close()
 
-    def _lengths(self, step: Iterable[Any]) -> Iterator[Ints]:
+    def _batches(self, step: Iterable[Any]) -> Iterator[Batch]:
         for batch in step:
-            yield np.diff(batch["spans"], axis=1)[:, 0].astype(np.int64)
+            batch["lengths"] = batch["spans"][:, 1] - batch["spans"][:, 0]
+            yield batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +92,7 @@ class Loaded:
     sync: Sync = "step"
     stateful: bool = False
 
-    def open(self, rank: int) -> AbstractContextManager[Iterable[Iterable[Ints]]]:
+    def open(self, rank: int) -> AbstractContextManager[Steps]:
         kind: Any = DataLoader
         if self.stateful:
             from torchdata.stateful_dataloader import StatefulDataLoader as kind
@@ -97,14 +103,13 @@ class Loaded:
         options["sampler"] = sampler
         return nullcontext(self._steps(iter(kind(self.data, **options))))
 
-    def _steps(self, batches: Iterator[Any]) -> Iterator[Iterator[Ints]]:
+    def _steps(self, batches: Iterator[Any]) -> Iterator[Iterator[Batch]]:
         for _ in range(self.num_steps):
             yield self._step(batches)
 
-    def _step(self, batches: Iterator[Any]) -> Iterator[Ints]:
+    def _step(self, batches: Iterator[Any]) -> Iterator[Batch]:
         for _ in range(self.microbatches):
-            batch = next(batches, None)
-            yield np.zeros(0, np.int64) if batch is None else batch["lengths"].numpy()
+            yield next(batches, NOTHING)
 
 
 class Documents(Dataset[Any]):

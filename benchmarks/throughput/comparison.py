@@ -1,0 +1,225 @@
+"""Runs the cells of bench_throughput.py, and says what came out."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+
+from distributed import Client
+from reporting import Report, progress, spread
+from throughput import engines, steptimes
+from throughput.cells import (
+    PACKS_PER_RANK,
+    SLOW,
+    Cell,
+    Pass,
+    Prepared,
+    run_megadask,
+    run_pass,
+)
+from throughput.ranks import PROCESSES, Slot
+from throughput.systems import Feed
+
+from megadask.demo.cluster import local_cluster
+
+PASSES = 5
+#: Ranks that wait at the same time, at most: a pass of a slow baseline keeps no core busy.
+MOST_RANKS = 80
+#: Dask workers for the loaders, the planner and the constructors.
+WORKERS = 2
+MEGADASK = "MegaDask"
+COLUMNS = (
+    "",
+    "seconds",
+    "MegaDask is faster",
+    "of its bound",
+    "waits for data",
+    "imbalance",
+    "first batch",
+)
+
+CELLS = [
+    Cell(data="bytes", context=32768, ranks=16, step_s=1.5, engines=True),
+    Cell(data="bytes", context=8192, ranks=16, engines=True),
+    Cell(data="bpe", context=32768, ranks=16, step_s=1.5),
+    Cell(data="bpe", context=8192, ranks=16),
+    Cell(data="jpeg", context=32768, ranks=16, step_s=3.0),
+    Cell(data="jpeg", context=8192, ranks=16, step_s=1.5),
+    Cell(data="bytes", context=8192, ranks=2, step_s=0.5),
+    Cell(data="bytes", context=32768, ranks=2, step_s=0.5),
+    Cell(data="bytes", context=8192, ranks=64, step_s=3.0),
+    Cell(data="equal", context=8192, ranks=16),
+    Cell(data="bytes", context=32768, ranks=16, step_s=1.5, attention=1.1),
+    Cell(data="bytes", context=32768, ranks=16, step_s=1.5, attention=0.9),
+    Cell(data="bytes", context=32768, ranks=16, step_s=1.5, with_launch=True),
+]
+QUICK = [Cell(data="bytes", context=4096, ranks=4, steps=6, step_s=0.4)]
+
+
+class Bench:
+    """Runs cells with processes that stay, while entered."""
+
+    def __init__(self, folder: Path, slots: int, passes: int) -> None:
+        self._folder, self._passes = folder, passes
+        self._stack = ExitStack()
+        self._num_slots = slots
+        self._count = 0
+
+    def __enter__(self) -> Bench:
+        with ExitStack() as stack:
+            cluster = stack.enter_context(local_cluster(WORKERS, self._folder))
+            self._client = stack.enter_context(Client(cluster, set_as_default=False))
+            # MegaDask's ranks leave threads behind, which no other system should fork.
+            self._own = stack.enter_context(Slot())
+            self._slots = [stack.enter_context(Slot()) for _ in range(self._num_slots)]
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def run(self, cell: Cell) -> tuple[dict[str, list[Pass]], Prepared]:
+        """Return the passes of every system."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            prepared = Prepared(cell, Path(folder), steptimes.load()[0])
+            feeds = dict(prepared.baselines())
+            found: dict[str, list[Pass]] = {name: [] for name in (MEGADASK, *feeds)}
+            alone = [name for name in feeds if name not in SLOW]
+            for _ in range(self._passes):
+                self._count += 1
+                own = run_megadask(self._own, self._client, prepared, self._count)
+                found[MEGADASK].append(own)
+                for name in alone:
+                    found[name].append(run_pass(self._slots[0], feeds[name], prepared))
+            rest = [name for name in feeds if name not in alone for _ in range(self._passes)]
+            passes = self._at_once([feeds[name] for name in rest], prepared)
+            for name, one in zip(rest, passes, strict=True):
+                found[name].append(one)
+        return found, prepared
+
+    def _at_once(self, feeds: Sequence[Feed], prepared: Prepared) -> list[Pass]:
+        free: SimpleQueue[Slot] = SimpleQueue()
+        for slot in self._slots:
+            free.put(slot)
+
+        def one(feed: Feed) -> Pass:
+            slot = free.get()
+            try:
+                return run_pass(slot, feed, prepared)
+            finally:
+                free.put(slot)
+
+        most = max(1, min(len(self._slots), MOST_RANKS // prepared.cell.ranks))
+        with ThreadPoolExecutor(most) as pool:
+            return list(pool.map(one, feeds))
+
+
+def tell(report: Report, cell: Cell, found: dict[str, list[Pass]], prepared: Prepared) -> None:
+    """Print the table of a cell, and keep its figures."""
+    own = found[MEGADASK]
+    rows = [[name, *_cells(passes, own)] for name, passes in found.items()]
+    missing = [[name, "not installed"] for name in engines.missing()] if cell.engines else []
+    rows += [[*row, *[""] * (len(COLUMNS) - len(row))] for row in missing]
+    corpus, times = prepared.corpus, prepared.times
+    report.table(str(cell), COLUMNS, rows)
+    report.say(
+        f"{corpus.documents:,} documents, {corpus.tokens:,} tokens, in {own[0].num_steps} steps of "
+        f"{cell.global_batch} packs; times of the model x {times.scale:.4g}; "
+        f"{corpus.tokens / statistics.median(one.seconds for one in own):,.0f} tokens/s."
+    )
+    report.figures[str(cell)] = {
+        "cell": asdict(cell),
+        "scale": times.scale,
+        "documents": corpus.documents,
+        "tokens": corpus.tokens,
+        "passes": {name: [asdict(one) for one in passes] for name, passes in found.items()},
+    }
+
+
+def _cells(passes: list[Pass], own: list[Pass]) -> list[str]:
+    faster = "1" if passes is own else f"{spread(ratios(passes, own))} x"
+    return [
+        spread([one.seconds for one in passes]),
+        faster,
+        f"{statistics.median(one.of_bound for one in passes):.1%}",
+        f"{statistics.median(one.wait_share for one in passes):.1%}",
+        f"{statistics.median(one.imbalance for one in passes):.3f}",
+        f"{statistics.median(one.first_s for one in passes):.2f} s",
+    ]
+
+
+def ratios(passes: list[Pass], own: list[Pass]) -> list[float]:
+    """Return how much longer each pass took than MegaDask's of the same number."""
+    return [one.seconds / mine.seconds for one, mine in zip(passes, own, strict=True)]
+
+
+def summarise(report: Report, cells: dict[Cell, dict[str, list[Pass]]]) -> None:
+    """Print the table of all cells."""
+    names = list(dict.fromkeys(name for found in cells.values() for name in found))
+    names.remove(MEGADASK)
+    rows = []
+    for cell, found in cells.items():
+        own = found[MEGADASK]
+        faster = [
+            f"{statistics.median(ratios(found[name], own)):.2f} x" if name in found else ""
+            for name in names
+        ]
+        share = statistics.median(one.of_bound for one in own)
+        rows.append([str(cell), f"{share:.1%}", *faster])
+    report.table(
+        "MegaDask against the others: how much longer they take",
+        ("", "of its bound", *names),
+        rows,
+    )
+
+
+def heads(report: Report) -> None:
+    """Say what was done, and what it leaves out."""
+    times, known = steptimes.load()
+    report.note(
+        f"step times: {known['model']}; {known['date']}, {known['hardware']['processor']}; "
+        f"attention outweighs the rest above {times.crossover_tokens:,.0f} tokens. The planner has the law "
+        f"that `costs.Measured` fits to them, {times.fitted!r}"
+    )
+    report.note(
+        f"ranks are threads of {PROCESSES} processes; {PACKS_PER_RANK} packs a rank and step, one a "
+        'microbatch. Documents have the lengths of the mix "mixed" of `megadask.lengths`: 30% '
+        "chat, 40% web, 10% long, 20% code (in place of image-text where there are no images)"
+    )
+    report.note(
+        "DataLoader, fixed length: concatenated and cut to the context, without boundaries of "
+        "documents; a sample each: shuffled, one document a microbatch, in which all ranks meet; "
+        "a kind a rank: as many documents a rank and step as MegaDask has on average, ranks meet "
+        "once a step. num_workers=1 a rank, files mapped into memory. Other engines get packs of "
+        "fixed length that were tokenised and cut before"
+    )
+    report.note(
+        "of its bound: the time that the same microbatches take ranks that wait for each other "
+        "alone (`megadask.planner.simulation`), over the time taken. imbalance: that time over an "
+        "even spread of the same work. Time begins when all ranks have their first batch"
+    )
+    report.note(
+        "left out: copies to a device, a second host; and waiting ranks leave their CPU to the "
+        "loaders. Passes of the two slow baselines run several at a time; what they are of their "
+        "own bound says whether that harmed them"
+    )
+
+
+def run(report: Report, folder: Path, passes: int | None, only: str, *, quick: bool) -> None:
+    """Run the cells whose names have ``only`` in them."""
+    heads(report)
+    cells = [cell for cell in (QUICK if quick else CELLS) if only in str(cell)]
+    done: dict[Cell, dict[str, list[Pass]]] = {}
+    number = passes or (1 if quick else PASSES)
+    with Bench(folder, 1 if quick else PASSES, number) as bench:
+        for cell in cells:
+            progress(str(cell))
+            done[cell], prepared = bench.run(cell)
+            tell(report, cell, done[cell], prepared)
+    summarise(report, done)
