@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from distributed import Client
-from throughput import corpora, engines
+from throughput import corpora
 from throughput.corpora import Corpus
 from throughput.ranks import Emulated, Log, Slot
 from throughput.steptimes import StepTimes
@@ -148,7 +148,7 @@ class Prepared:
         scale = cell.step_s * cell.steps * cell.ranks / work_s
         self.times = replace(measured, scale=scale, with_launch=cell.with_launch)
         self._rng = np.random.default_rng(1)
-        self._folder = folder
+        self.folder = folder
 
     def pipeline(self) -> md.Pipeline:
         """Return what a user declares for such data."""
@@ -180,13 +180,11 @@ class Prepared:
 
     def baselines(self) -> Iterator[tuple[str, Feed]]:
         """Yield names and feeds, in the order of the tables."""
-        yield FIXED, self._fixed()
+        yield FIXED, self.fixed()
         yield SINGLE, self._single()
         yield KIND, self._by_kind()
-        if self.cell.engines:
-            yield from engines.feeds(self._fixed(), self._folder)
 
-    def _fixed(self) -> Loaded:
+    def fixed(self) -> Loaded:
         packs = Concatenated(self.documents, self.cell.context, np.random.default_rng(1))
         order = self._rng.permutation(len(packs))
         items = tuple(order[rank :: self.cell.ranks] for rank in range(self.cell.ranks))

@@ -86,20 +86,27 @@ class Bench:
 
     def run(self, cell: Cell) -> tuple[dict[str, list[Pass]], Prepared]:
         """Return the passes of every system."""
-        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder, ExitStack() as stack:
             prepared = Prepared(cell, Path(folder), steptimes.load()[0])
             feeds = dict(prepared.baselines())
-            found: dict[str, list[Pass]] = {name: [] for name in (MEGADASK, *feeds)}
-            alone = [name for name in feeds if name not in SLOW]
+            alone = {name: (feed, self._slots[0]) for name, feed in feeds.items()}
+            for name in SLOW:
+                del alone[name]
+            others: dict[str, tuple[Feed, Slot | None]] = {}
+            if cell.engines:
+                make = engines.opened(prepared.fixed(), prepared.folder, cell.ranks)
+                others = stack.enter_context(make)
+            alone |= {name: (feed, slot or self._slots[0]) for name, (feed, slot) in others.items()}
+            found: dict[str, list[Pass]] = {name: [] for name in (MEGADASK, *feeds, *others)}
             for _ in range(self._passes):
                 self._count += 1
                 own = run_megadask(self._own, self._client, prepared, self._count)
                 found[MEGADASK].append(own)
-                for name in alone:
-                    found[name].append(run_pass(self._slots[0], feeds[name], prepared))
-            rest = [name for name in feeds if name not in alone for _ in range(self._passes)]
-            passes = self._at_once([feeds[name] for name in rest], prepared)
-            for name, one in zip(rest, passes, strict=True):
+                for name, (feed, slot) in alone.items():
+                    found[name].append(run_pass(slot, feed, prepared))
+            slow = [name for name in SLOW for _ in range(self._passes)]
+            passes = self._at_once([feeds[name] for name in slow], prepared)
+            for name, one in zip(slow, passes, strict=True):
                 found[name].append(one)
         return found, prepared
 
@@ -124,7 +131,8 @@ def tell(report: Report, cell: Cell, found: dict[str, list[Pass]], prepared: Pre
     """Print the table of a cell, and keep its figures."""
     own = found[MEGADASK]
     rows = [[name, *_cells(passes, own)] for name, passes in found.items()]
-    missing = [[name, "not installed"] for name in engines.missing()] if cell.engines else []
+    absent = [name for name in engines.MODULES if cell.engines and name not in found]
+    missing = [[name, "not installed"] for name in absent]
     rows += [[*row, *[""] * (len(COLUMNS) - len(row))] for row in missing]
     corpus, times = prepared.corpus, prepared.times
     report.table(str(cell), COLUMNS, rows)
@@ -184,12 +192,12 @@ def heads(report: Report) -> None:
     times, known = steptimes.load()
     report.note(
         f"step times: {known['model']}; {known['date']}, {known['hardware']['processor']}; "
-        f"attention outweighs the rest above {times.crossover_tokens:,.0f} tokens. The planner has the law "
-        f"that `costs.Measured` fits to them, {times.fitted!r}"
+        f"attention outweighs the rest above {times.crossover_tokens:,.0f} tokens. The planner has "
+        f"the law that `costs.Measured` fits to them, {times.fitted!r}"
     )
     report.note(
-        f"ranks are threads of {PROCESSES} processes; {PACKS_PER_RANK} packs a rank and step, one a "
-        'microbatch. Documents have the lengths of the mix "mixed" of `megadask.lengths`: 30% '
+        f"ranks are threads of {PROCESSES} processes; {PACKS_PER_RANK} packs a rank and step, "
+        'one a microbatch. Documents have the lengths of the mix "mixed" of `megadask.lengths`: 30% '
         "chat, 40% web, 10% long, 20% code (in place of image-text where there are no images)"
     )
     report.note(

@@ -181,9 +181,10 @@ class Slot:
 
     def close(self) -> None:
         """End the processes."""
-        for process, connection in self._members:
+        for _, connection in self._members:
             connection.close()
-            process.join(10.0)
+        for process, _ in self._members:
+            process.join(5.0)
             if process.is_alive():
                 process.kill()
                 process.join(10.0)
