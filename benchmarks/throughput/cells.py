@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,9 +13,9 @@ import numpy as np
 from distributed import Client
 from throughput import corpora
 from throughput.corpora import Corpus
-from throughput.ranks import Emulated, Log, Slot
+from throughput.ranks import Accelerator, Emulated, Log, Slot
 from throughput.steptimes import StepTimes
-from throughput.systems import Concatenated, Documents, Feed, Grouped, Ints, Loaded, MegaDask, Sync
+from throughput.systems import Concatenated, Documents, Feed, Grouped, Ints, Loaded, MegaDask
 
 import megadask as md
 from megadask.planner.simulation import Trainer
@@ -25,6 +25,7 @@ FIXED, SINGLE, KIND = (
     f"DataLoader, {what}" for what in ("fixed length", "a sample each", "a kind a rank")
 )
 SLOW = (SINGLE, KIND)
+MEGADASK = "MegaDask"
 #: Packs of one rank in a step, each a microbatch.
 PACKS_PER_RANK = 2
 #: As docs/batches.md advises where steps have few packs.
@@ -115,13 +116,13 @@ class Pass:
         return self.ideal_s / self.even_s
 
     @classmethod
-    def of(cls, logs: list[Log], sync: Sync) -> Pass:
+    def of(cls, logs: list[Log]) -> Pass:
         """Return what the logs of all ranks amount to."""
         num_steps = {len(log.busy_s) for log in logs}
         assert len(num_steps) == 1, f"ranks made unlike numbers of steps: {num_steps}"
         ideal_s = even_s = 0.0
         for step in zip(*(log.busy_s for log in logs), strict=True):
-            done = Trainer(sync=sync).run(np.array(step)[:, :, None])
+            done = Trainer().run(np.array(step)[:, :, None])
             ideal_s, even_s = ideal_s + done.step_time, even_s + done.ideal
         seconds = max(log.ended_s for log in logs) - max(log.began_s for log in logs)
         waited_s = float(np.mean([sum(log.wait_s) for log in logs]))
@@ -236,15 +237,26 @@ def served(pipeline: md.Pipeline, client: Client, name: str) -> Iterator[MegaDas
         assert audit["ok"], f"the audit found: {audit}"
 
 
-def run_pass(slot: Slot, feed: Feed, prepared: Prepared) -> Pass:
-    """Let all ranks of a cell go through a feed once."""
-    make = functools.partial(Emulated, prepared.times)
-    done = Pass.of(slot.run(feed, prepared.cell.ranks, make), feed.sync)
+def run_pass(
+    slot: Slot, feed: Feed, prepared: Prepared, make: Callable[[], Accelerator] | None = None
+) -> Pass:
+    """Let all ranks of a cell go through a feed once.
+
+    make: makes what each computes with; it is emulated when None.
+    """
+    make = make or functools.partial(Emulated, prepared.times)
+    done = Pass.of(slot.run(feed, prepared.cell.ranks, make))
     assert done.tokens >= prepared.corpus.tokens, f"{prepared.corpus.tokens} are not {done.tokens}"
     return done
 
 
-def run_megadask(slot: Slot, client: Client, prepared: Prepared, number: int) -> Pass:
+def run_megadask(
+    slot: Slot,
+    client: Client,
+    prepared: Prepared,
+    number: int,
+    make: Callable[[], Accelerator] | None = None,
+) -> Pass:
     """The same, for a service of its own."""
     with served(prepared.pipeline(), client, f"pass{number}") as feed:
-        return run_pass(slot, feed, prepared)
+        return run_pass(slot, feed, prepared, make)

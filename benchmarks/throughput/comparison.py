@@ -15,6 +15,7 @@ from distributed import Client
 from reporting import Report, progress, spread
 from throughput import engines, steptimes
 from throughput.cells import (
+    MEGADASK,
     PACKS_PER_RANK,
     SLOW,
     Cell,
@@ -33,7 +34,7 @@ PASSES = 5
 MOST_RANKS = 80
 #: Dask workers for the loaders, the planner and the constructors.
 WORKERS = 2
-MEGADASK = "MegaDask"
+
 COLUMNS = (
     "",
     "seconds",
@@ -134,16 +135,15 @@ def tell(report: Report, cell: Cell, found: dict[str, list[Pass]], prepared: Pre
     absent = [name for name in engines.MODULES if cell.engines and name not in found]
     missing = [[name, "not installed"] for name in absent]
     rows += [[*row, *[""] * (len(COLUMNS) - len(row))] for row in missing]
-    corpus, times = prepared.corpus, prepared.times
+    corpus = prepared.corpus
     report.table(str(cell), COLUMNS, rows)
     report.say(
         f"{corpus.documents:,} documents, {corpus.tokens:,} tokens, in {own[0].num_steps} steps of "
-        f"{cell.global_batch} packs; times of the model x {times.scale:.4g}; "
-        f"{corpus.tokens / statistics.median(one.seconds for one in own):,.0f} tokens/s."
+        f"{cell.global_batch} packs; {corpus.tokens / statistics.median(one.seconds for one in own):,.0f} tokens/s."
     )
     report.figures[str(cell)] = {
         "cell": asdict(cell),
-        "scale": times.scale,
+        "scale": prepared.times.scale,
         "documents": corpus.documents,
         "tokens": corpus.tokens,
         "passes": {name: [asdict(one) for one in passes] for name, passes in found.items()},
@@ -197,7 +197,7 @@ def heads(report: Report) -> None:
     )
     report.note(
         f"ranks are threads of {PROCESSES} processes; {PACKS_PER_RANK} packs a rank and step, "
-        'one a microbatch. Documents have the lengths of the mix "mixed" of `megadask.lengths`: 30% '
+        'one a microbatch. Lengths of documents are those of `megadask.lengths`, mix "mixed": 30% '
         "chat, 40% web, 10% long, 20% code (in place of image-text where there are no images)"
     )
     report.note(
@@ -230,4 +230,5 @@ def run(report: Report, folder: Path, passes: int | None, only: str, *, quick: b
             progress(str(cell))
             done[cell], prepared = bench.run(cell)
             tell(report, cell, done[cell], prepared)
+            report.say(f"Times of the model are multiplied by {prepared.times.scale:.4g}.")
     summarise(report, done)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from throughput.ranks import Slot
-from throughput.systems import Batch, Ints, Loaded, Steps, Sync
+from throughput.systems import Batch, Ints, Loaded, Steps
 from torch.utils.data import DataLoader
 
 TORCHDATA = "torchdata StatefulDataLoader"
@@ -77,7 +77,6 @@ class Mosaic:
 
     folder: str
     shape: Shape
-    sync: Sync = "step"
 
     def open(self, rank: int) -> AbstractContextManager[Steps]:
         streaming = _streaming()
@@ -94,7 +93,6 @@ class Ray:
 
     splits: tuple[bytes, ...]
     shape: Shape
-    sync: Sync = "step"
 
     def open(self, rank: int) -> AbstractContextManager[Steps]:
         import ray

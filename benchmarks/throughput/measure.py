@@ -30,11 +30,11 @@ def measure() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = DocumentTransformer(CONFIG)
-    _seconds(model, 256)  # makes the gradients, which are added to from now on
+    seconds(model, 256)  # makes the gradients, which are added to from now on
     rows = []
     for length in LENGTHS:
         repeats = min(MOST_REPEATS, max(1, ENOUGH_TOKENS // length))
-        taken = [_seconds(model, length) for _ in range(repeats)]
+        taken = [seconds(model, length) for _ in range(repeats)]
         rows.append({"tokens": length, "seconds": statistics.median(taken), "repeats": repeats})
         progress(f"{length:6,} tokens: {rows[-1]['seconds']:9.4f} s, median of {repeats}")
     record = {
@@ -48,7 +48,7 @@ def measure() -> None:
     steptimes.PATH.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def _seconds(model: DocumentTransformer, length: int) -> float:
+def seconds(model: DocumentTransformer, length: int) -> float:
     """Return the CPU seconds of forward and backward of one document."""
     tokens = torch.randint(0, 256, (1, length))
     mask = torch.ones(1, length)

@@ -1,7 +1,7 @@
 """Ranks of an emulated accelerator: threads of a few processes, which wait instead of computing.
 
-Every microbatch takes the time that the table of step times gives, then the rank meets the others,
-at a barrier in its process, and the processes at an all-reduce of gloo.
+Every microbatch takes the time that the table of step times gives. At the end of a step the rank
+meets the others, at a barrier in its process, and the processes at an all-reduce of gloo.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 from throughput.steptimes import StepTimes
-from throughput.systems import Batch, Feed, Steps, Sync
+from throughput.systems import Batch, Feed, Steps
 from torch import distributed
 
 from megadask.demo.group import Placement, join_group
@@ -86,8 +86,8 @@ class Accelerator(Protocol):
     def compute(self, batch: Batch) -> float:
         """Do the work of a microbatch; return the seconds that it takes undisturbed."""
 
-    def meet(self, meeting: Meeting, *, ends_step: bool) -> None:
-        """Meet the other ranks."""
+    def meet(self, meeting: Meeting) -> None:
+        """Meet the other ranks, at the end of a step."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class Emulated:
         time.sleep(max(0.0, busy_s - (time.perf_counter() - came)))
         return busy_s
 
-    def meet(self, meeting: Meeting, *, ends_step: bool) -> None:
+    def meet(self, meeting: Meeting) -> None:
         meeting.wait()
 
 
-def train(steps: Steps, sync: Sync, accelerator: Accelerator, meeting: Meeting) -> Log:
+def train(steps: Steps, accelerator: Accelerator, meeting: Meeting) -> Log:
     """Go through all steps of a rank."""
     log = Log()
     asked = time.perf_counter()
@@ -123,10 +123,8 @@ def train(steps: Steps, sync: Sync, accelerator: Accelerator, meeting: Meeting) 
                 log.began_s = time.perf_counter()
             log.tokens += int(batch["lengths"].sum())
             log.busy_s[-1].append(accelerator.compute(batch))
-            if sync == "microbatch":
-                accelerator.meet(meeting, ends_step=False)
             asked = time.perf_counter()
-        accelerator.meet(meeting, ends_step=True)
+        accelerator.meet(meeting)
         asked = time.perf_counter()
     log.ended_s = asked
     return log
@@ -232,7 +230,7 @@ def _pass(feed: Feed, ranks: list[int], make: Callable[[], Accelerator]) -> list
 
         def run(rank: int, mine: Steps) -> None:
             try:
-                logs[rank] = train(mine, feed.sync, make(), meeting)
+                logs[rank] = train(mine, make(), meeting)
             except BaseException:
                 meeting.abort()
                 logs[rank] = traceback.format_exc()

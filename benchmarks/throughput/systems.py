@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,6 @@ import megadask as md
 Ints = NDArray[np.int64]
 Batch = Mapping[str, Any]
 Steps = Iterable[Iterable[Batch]]
-Sync = Literal["step", "microbatch"]
 #: Longest wait for a batch, in seconds.
 TIMEOUT_S = 120.0
 #: What a rank gets that has no more, while others have.
@@ -32,10 +31,6 @@ NOTHING: Batch = {"lengths": torch.zeros(0, dtype=torch.int64)}
 
 class Feed(Protocol):
     """One system; it is sent to the processes of the ranks."""
-
-    @property
-    def sync(self) -> Sync:
-        """Whether ranks meet after every microbatch, or once a step."""
 
     def open(self, rank: int) -> AbstractContextManager[Steps]:
         """Return the steps of a rank, which end when the context does."""
@@ -47,7 +42,6 @@ class MegaDask:
 
     address: str
     service: str
-    sync: Sync = "step"
 
     def open(self, rank: int) -> AbstractContextManager[Steps]:
         return _Connected(self, rank)
@@ -89,7 +83,6 @@ class Loaded:
     items: tuple[Ints, ...]
     microbatches: int = 1
     num_steps: int
-    sync: Sync = "step"
     stateful: bool = False
 
     def open(self, rank: int) -> AbstractContextManager[Steps]:
