@@ -199,7 +199,8 @@ class Prepared:
     def _single(self) -> Loaded:
         order = self._rng.permutation(len(self.documents))
         items = tuple(order[rank :: self.cell.ranks] for rank in range(self.cell.ranks))
-        return Loaded(data=self.documents, items=items, num_steps=len(items[0]), sync="microbatch")
+        # Ranks meet after every microbatch: a step is one.
+        return Loaded(data=self.documents, items=items, num_steps=len(items[0]))
 
     def _by_kind(self) -> Loaded:
         """As many documents a step and rank as MegaDask has on average, of one kind a rank."""

@@ -137,9 +137,10 @@ def tell(report: Report, cell: Cell, found: dict[str, list[Pass]], prepared: Pre
     rows += [[*row, *[""] * (len(COLUMNS) - len(row))] for row in missing]
     corpus = prepared.corpus
     report.table(str(cell), COLUMNS, rows)
+    seconds = statistics.median(one.seconds for one in own)
     report.say(
         f"{corpus.documents:,} documents, {corpus.tokens:,} tokens, in {own[0].num_steps} steps of "
-        f"{cell.global_batch} packs; {corpus.tokens / statistics.median(one.seconds for one in own):,.0f} tokens/s."
+        f"{cell.global_batch} packs; {corpus.tokens / seconds:,.0f} tokens/s."
     )
     report.figures[str(cell)] = {
         "cell": asdict(cell),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -67,8 +68,8 @@ class Shape:
 
     def _step(self, packs: Iterator[Any]) -> Iterator[Batch]:
         for _ in range(self.microbatches):
-            tokens = torch.as_tensor(next(packs)["tokens"])
-            yield {"tokens": tokens, "lengths": torch.tensor([tokens.numel()])}
+            tokens = next(packs)["tokens"]
+            yield {"tokens": tokens, "lengths": torch.tensor([self.context])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ class Mosaic:
         streaming.base.util.clean_stale_shared_memory()
         data = streaming.StreamingDataset(local=self.folder, batch_size=1, shuffle=True)
         options = {"batch_size": None, "num_workers": 1, "multiprocessing_context": "fork"}
-        loader: DataLoader[Any] = DataLoader(data, **options)
+        loader: DataLoader[Any] = DataLoader(data, collate_fn=_writable, **options)
         return nullcontext(self.shape.steps(iter(loader)))
 
 
@@ -116,6 +117,10 @@ def _streaming() -> Any:
     import streaming
 
     return streaming
+
+
+def _writable(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": torch.from_numpy(sample["tokens"].copy())}
 
 
 def _shape(fixed: Loaded) -> Shape:
@@ -161,7 +166,9 @@ def _parquet(fixed: Loaded, folder: Path) -> str:
 def _ray(folder: str, ranks: int) -> Iterator[tuple[bytes, ...]]:
     import ray
 
-    ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=2**30)
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # it is on the loopback interface alone
+    local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    ray.init(**local, log_to_driver=False, object_store_memory=2**30)
     try:
         splits = ray.data.read_parquet(folder).streaming_split(ranks, equal=True)
         yield tuple(ray.cloudpickle.dumps(split) for split in splits)
