@@ -49,7 +49,7 @@ class Cell:
     step_s
         Seconds that a mean step is scaled to.
     attention
-        Factor by which the planner's quadratic term is off.
+        Factors by which the planner's quadratic term is off in further rows.
     with_launch
         Whether microbatches take the time of a launch, of which the planner does not know.
     engines
@@ -61,14 +61,12 @@ class Cell:
     ranks: int
     steps: int = 12
     step_s: float = 1.0
-    attention: float = 1.0
+    attention: tuple[float, ...] = ()
     with_launch: bool = False
     engines: bool = False
 
     def __str__(self) -> str:
         words = [self.data, f"{self.context // 1024}k", f"{self.ranks} ranks"]
-        if self.attention != 1:
-            words.append(f"planner's attention x {self.attention:g}")
         if self.with_launch:
             words.append("a floor per launch")
         return ", ".join(words)
@@ -151,9 +149,12 @@ class Prepared:
         self._rng = np.random.default_rng(1)
         self.folder = folder
 
-    def pipeline(self) -> md.Pipeline:
-        """Return what a user declares for such data."""
-        cost, corpus = self.times.planned(self.cell.attention), self.corpus
+    def pipeline(self, attention: float = 1.0) -> md.Pipeline:
+        """Return what a user declares for such data.
+
+        attention: factor by which the quadratic term of the planner's cost is off.
+        """
+        cost, corpus = self.times.planned(attention), self.corpus
         counts = {name: len(length_N) for name, length_N in corpus.lengths.items()}
 
         def strategy(graph: md.DGraph) -> None:
@@ -230,10 +231,10 @@ class Prepared:
 
 
 @contextmanager
-def served(pipeline: md.Pipeline, client: Client, name: str) -> Iterator[MegaDask]:
+def served(pipeline: md.Pipeline, client: Client) -> Iterator[MegaDask]:
     """Serve a pipeline for one pass, and see that all of it was delivered once."""
-    with md.serve(pipeline, client, name=name) as service:
-        yield MegaDask(address=service.address, service=name)
+    with md.serve(pipeline, client) as service:
+        yield MegaDask(address=service.address)
         audit = service.audit()
         assert audit["ok"], f"the audit found: {audit}"
 
@@ -255,9 +256,9 @@ def run_megadask(
     slot: Slot,
     client: Client,
     prepared: Prepared,
-    number: int,
+    attention: float = 1.0,
     make: Callable[[], Accelerator] | None = None,
 ) -> Pass:
     """The same, for a service of its own."""
-    with served(prepared.pipeline(), client, f"pass{number}") as feed:
+    with served(prepared.pipeline(attention), client) as feed:
         return run_pass(slot, feed, prepared, make)

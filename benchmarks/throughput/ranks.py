@@ -26,7 +26,7 @@ from throughput.systems import Batch, Feed, Steps
 from torch import distributed
 
 from megadask.demo.group import Placement, join_group
-from megadask.demo.trainers import _free_port
+from megadask.demo.trainers import free_port
 
 #: Processes of a slot; each has half of the ranks.
 PROCESSES = 2
@@ -136,7 +136,7 @@ class Slot:
     def __init__(self, processes: int = PROCESSES) -> None:
         # Spawned: they have threads, and some fork loader processes.
         context = multiprocessing.get_context("spawn")
-        port = _free_port()
+        port = free_port()
         self._members: list[tuple[BaseProcess, Connection]] = []
         for index in range(processes):
             own, other = context.Pipe()

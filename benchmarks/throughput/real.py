@@ -71,7 +71,7 @@ def run(report: Report, folder: Path, passes: int | None, *, quick: bool) -> Non
         found: dict[str, list[Pass]] = {name: [] for name in (MEGADASK, *feeds)}
         for n in range(number):
             progress(f"pass {n + 1} of {number}")
-            found[MEGADASK].append(run_megadask(own, client, prepared, n, Training))
+            found[MEGADASK].append(run_megadask(own, client, prepared, make=Training))
             for name, feed in feeds.items():
                 found[name].append(run_pass(other, feed, prepared, Training))
     report.note(

@@ -41,7 +41,6 @@ class MegaDask:
     """A rank of a service."""
 
     address: str
-    service: str
 
     def open(self, rank: int) -> AbstractContextManager[Steps]:
         return _Connected(self, rank)
@@ -49,7 +48,7 @@ class MegaDask:
 
 class _Connected:
     def __init__(self, feed: MegaDask, rank: int) -> None:
-        self._loader = md.connect(feed.address, feed.service, rank=rank, timeout=TIMEOUT_S)
+        self._loader = md.connect(feed.address, rank=rank, timeout=TIMEOUT_S)
 
     def __enter__(self) -> Iterator[Iterator[Batch]]:
         return (self._batches(step) for step in self._loader.steps())
