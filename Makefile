@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test programs test-wheel check examples faults bench bench-quick notebooks format clean $(VENV)
+.PHONY: help demo test programs test-wheel check examples faults soak bench bench-quick notebooks format clean $(VENV)
 
 help:
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -52,6 +52,10 @@ programs: $(INSTALLED) ## run the tests of whole programs: the demo and the exam
 
 faults: $(INSTALLED) ## run the tests that kill and stop processes
 	$(PYTEST) tests/faults $(PYTEST_ARGS)
+
+# MINUTES=10 unless told otherwise; SEED=7 repeats a schedule.
+soak: $(INSTALLED) ## train under random faults: make soak MINUTES=10
+	$(BIN)/python benchmarks/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 bench: $(INSTALLED) ## run every benchmark; reports go to benchmarks/reports
 	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done

@@ -1,9 +1,9 @@
 """How even do the balance methods make the ranks, and how long do they take?
 
-``python benchmarks/bench_balance.py`` prints one table: what the planner must reach, and the mixes
-of `lengths`. ``--report`` writes it to ``benchmarks/reports`` with a plot of the growth in samples,
-``--rows reach`` or ``mixes`` or ``growth`` measures only these. Times are of the process on one
-thread, medians over the seeds; they include making the problem and reading the loads.
+``python benchmarks/bench_balance.py`` measures what the planner must reach, the mixes of `lengths`,
+and the growth in samples; ``--rows reach`` or ``mixes`` or ``growth`` only these. Times are of the
+process on one thread, medians over the seeds; they include making the problem and reading the
+loads.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import argparse
-import json
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import lengths
 import numpy as np
-import scipy
+import reporting
 
 from megadask.planner.balance import Problem, balance, bucket_loads, imbalance, lower_bound
 
-REPORTS = Path(__file__).parent / "reports"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SEEDS = 10
 #: Methods in the order of the columns: the problem that each gets, and what it is called.
 METHODS = {
@@ -200,12 +198,12 @@ def cells(found: dict) -> list[str]:
     ]
 
 
-def growth() -> dict[str, list[list[float]]]:
+def growth(sizes: list[int]) -> dict[str, list[list[float]]]:
     """Return lines of (samples, ms, max / mean over bound), by how the ranks grow."""
     lines: dict[str, list[list[float]]] = {}
     for label, ranks_of in (("64 ranks", lambda n: 64), ("n / 16 ranks", lambda n: n // 16)):
         lines[label] = []
-        for n in GROWTH:
+        for n in sizes:
             ranks = ranks_of(n)
             row = Row(name=label, make=plain(ranks, n // ranks))
             seen = []
@@ -219,12 +217,12 @@ def growth() -> dict[str, list[list[float]]]:
                 seen.append((spent, even / lower_bound(problem)))
             spent, even = np.median(seen, axis=0)
             lines[label].append([n, spent, even])
-            print(f"{label:14}{n:9,} samples {spent:9.1f} ms   {even:.5f} x bound", flush=True)
+            reporting.progress(f"{label}, {n:,} samples")
     return lines
 
 
-def plot(lines: dict[str, list[list[float]]], path: Path) -> None:
-    """Draw time over samples, with n log n through the first point of each line."""
+def plot(lines: dict[str, list[list[float]]]) -> Figure:
+    """Return time over samples, with n log n through the first point of each line."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -241,81 +239,53 @@ def plot(lines: dict[str, list[list[float]]], path: Path) -> None:
     )
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=90)
-
-
-def environment() -> dict[str, str]:
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
-        model = lines[0].partition(":")[2].strip() if lines else model
-    return {
-        "processor": f"{model}, {os.cpu_count()} cores, one used",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-    }
-
-
-def report(rows: list[dict], lines: dict[str, list[list[float]]], command: str) -> Path:
-    """Write the table, the figures and the plot; return the page."""
-    REPORTS.mkdir(exist_ok=True)
-    date = datetime.now(UTC).date().isoformat()
-    stem = REPORTS / f"{date}-balance"
-    facts = {"date": date, "command": command, **environment()}
-    record = {**facts, "rows": rows, "growth": lines}
-    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    text = [
-        f"# Balance, {date}\n",
-        *(f"- {key}: {value}" for key, value in facts.items() if key != "date"),
-        f"- {SEEDS} seeds: median (worst); times of the process on one thread",
-        "- cost l + l^2 / (6 x 5120); lengths lognormal(6.5, 1.3) up to 8k, or the mixes of "
-        "`benchmarks/lengths.py`; ranks x samples a rank",
-        "- max/mean of the worst part; KK is Karmarkar-Karp by the sum of parts",
-        "- where the bound is above 1, the largest documents cost more than a rank should: "
-        "docs/deferral.md and docs/context_parallel.md have what helps then\n",
-        f"| {' | '.join(HEADER)} |",
-        f"|{' --- |' * len(HEADER)}",
-        *(f"| {' | '.join(cells(row))} |" for row in rows),
-    ]
-    if lines:
-        plot(lines, stem.with_suffix(".png"))
-        text += [
-            "\n## Growth in samples\n",
-            f"![time over samples, with n log n for comparison]({stem.name}.png)\n",
-            "| ranks | samples | ms | max/mean over bound |",
-            "| --- | --- | --- | --- |",
-        ]
-        for label, points in lines.items():
-            text += [f"| {label} | {n:,} | {ms:.1f} | {even:.5f} |" for n, ms, even in points]
-    stem.with_suffix(".md").write_text("\n".join(text) + "\n")
-    return stem.with_suffix(".md")
+    return figure
 
 
 def main() -> None:
-    """Print the table, and write it if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--report", action="store_true", help="write the report")
+    parser = reporting.arguments(__doc__)
     parser.add_argument("--rows", choices=["all", "reach", "mixes", "growth"], default="all")
     options = parser.parse_args()
+    report = reporting.Report("balance", "Balance", options)
+    seeds = 2 if options.quick else SEEDS
+    for line in (
+        f"{seeds} seeds: median (worst); times of the process on one thread",
+        "cost l + l^2 / (6 x 5120); lengths lognormal(6.5, 1.3) up to 8k, or the mixes of "
+        "`benchmarks/lengths.py`; ranks x samples a rank",
+        "max/mean of the worst part; KK is Karmarkar-Karp by the sum of parts",
+        "where the bound is above 1, the largest documents cost more than a rank should: "
+        "docs/deferral.md and docs/context_parallel.md have what helps then",
+    ):
+        report.note(line)
     chosen: list[Row] = []
     if options.rows in ("all", "reach"):
         chosen += reach_rows()
     if options.rows in ("all", "mixes"):
         chosen += mix_rows()
+    if options.quick:
+        chosen = [row for row in chosen if not row.name.startswith("4,096")][::6]
     balance(plain(64, 8, parts=2)(np.random.default_rng(0)))  # imports and first calls
     rows = []
-    print(" | ".join(HEADER))
     for row in chosen:
-        rows.append(measure(row))
-        print(" | ".join(cells(rows[-1])), flush=True)
-    lines = growth() if options.rows in ("all", "growth") else {}
-    if options.report:
-        command = "python benchmarks/bench_balance.py --report"
-        if options.rows != "all":
-            command += f" --rows {options.rows}"
-        print(report(rows, lines, command))
+        reporting.progress(row.name)
+        rows.append(measure(row, seeds))
+    if rows:
+        report.table("Methods", HEADER, [cells(row) for row in rows])
+        report.figures["rows"] = rows
+    if options.rows in ("all", "growth"):
+        lines = growth(GROWTH[:3] if options.quick else GROWTH)
+        report.table(
+            "Growth in samples",
+            ["ranks", "samples", "ms", "max/mean over bound"],
+            [
+                (label, f"{n:,}", f"{ms:.1f}", f"{even:.5f}")
+                for label, points in lines.items()
+                for n, ms, even in points
+            ],
+        )
+        report.figures["growth"] = lines
+        report.plot(plot(lines), "time over samples, with n log n for comparison")
+    report.write()
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def measure(sources: int, steps: int, path: str) -> dict[str, str]:
         "writing in full, and pruning": f"{1e3 * np.median(seconds['full']):.1f} ms",
         "on storage at the end": files,
         "to take up the run (head)": f"{1e3 * timed(lambda: last(Journal(path).head())):.0f} ms",
-        "state_at, all that is kept": f"{1e3 * timed(lambda: state_at(path)):.0f} ms",
+        "state_at of the last step": f"{1e3 * timed(lambda: state_at(path, steps)):.0f} ms",
     }
 
 
@@ -143,10 +143,11 @@ def written_a_step(written: dict[str, list[int]], steps: int) -> float:
 
 def main() -> None:
     parser = reporting.arguments(__doc__)
-    parser.add_argument("--steps", type=int, help="1,000, or 120 with --quick")
+    parser.add_argument("--steps", type=int, help="1,099, or 120 with --quick")
     parser.add_argument("--sources", type=int, nargs="+", help="4 and 306, or 4 with --quick")
     options = parser.parse_args()
-    steps = options.steps or (120 if options.quick else 1000)
+    # The last steps then lie as far behind a full object as they can.
+    steps = options.steps or (120 if options.quick else 11 * FULL_EVERY_STEPS - 1)
     counts = options.sources or ([4] if options.quick else [4, 306])
     report = reporting.Report("checkpoint", "Checkpoints", options)
     report.note(
@@ -156,6 +157,10 @@ def main() -> None:
     report.note(
         "times are seconds of CPU, without waiting for the disk (a local folder, every object "
         "synced)"
+    )
+    report.note(
+        f"{FULL_EVERY_STEPS - 1} deltas behind a full object, the most that a run of any length "
+        "has to replay, where the number of steps ends in 99"
     )
     columns = []
     for sources in counts:

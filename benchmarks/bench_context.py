@@ -11,6 +11,7 @@ import time
 
 import lengths
 import numpy as np
+import reporting
 
 from megadask.planner import Packed
 from megadask.planner.balance import Problem, balance, bucket_loads
@@ -90,25 +91,35 @@ def compare_spreading(dp: int, microbatches: int) -> tuple[float, ...]:
 
 
 def main() -> None:
-    """Print the tables."""
-    print(f"packs of {CONTEXT} tokens at cp={CP}; padding to {2 * CP} tokens included")
-    print(f"{'lengths':10}{'tile':>5}{'document':>10}{'sequence':>10}{'auto':>8}{'cut':>6}")
+    options = reporting.arguments(__doc__).parse_args()
+    report = reporting.Report("context", "Context parallelism", options)
+    report.note(f"packs of {CONTEXT:,} tokens at cp={CP}; padding to {2 * CP} tokens included")
+    report.note("times are medians of the CPU of one process")
+    rows = []
     for mix in MIXES:
         for tile in (64, 128):
-            document, sequence, auto, cuts = compare_layouts(mix, tile)
-            print(f"{mix:10}{tile:5}{document:10.3f}{sequence:10.3f}{auto:8.3f}{cuts:6.0%}")
-    print(f"\nmixed lengths up to {CONTEXT}, 16 documents a rank, cp={CP}")
-    print(
-        f"{'ranks':>6}{'microbatches':>13}{'whole':>8}{'':>8}{'spread':>10}{'':>8}{'shared':>8}"
-        f"{'time':>10}"
+            *waits, cuts = compare_layouts(mix, tile)
+            rows.append((mix, tile, *(f"{wait:.3f}" for wait in waits), f"{cuts:.0%}"))
+    report.table(
+        "Attention that ranks wait for, over an even share without tiles",
+        ["lengths", "tile", "document", "sequence", "auto", "cut by document"],
+        rows,
     )
-    for dp in (8, 36, 512):
+    rows = []
+    for dp in (8,) if options.quick else (8, 36, 512):
         for microbatches in (1, 4):
-            whole, whole_micro, slowest, micro, shared, ms = compare_spreading(dp, microbatches)
-            print(
-                f"{dp * CP:6}{microbatches:13}{whole:8.3f}{whole_micro:8.3f}{slowest:10.4f}"
-                f"{micro:8.4f}{shared:8.2%}{ms:7.0f} ms"
-            )
+            *loads, shared, ms = compare_spreading(dp, microbatches)
+            shown = (f"{load:.{4 if at > 1 else 3}f}" for at, load in enumerate(loads))
+            rows.append((dp * CP, microbatches, *shown, f"{shared:.2%}", f"{ms:.0f} ms"))
+    report.table(
+        f"Max / mean of mixed lengths up to {CONTEXT:,}, 16 documents a rank",
+        [
+            *("ranks", "microbatches", "whole, a step", "whole, a microbatch"),
+            *("spread, a step", "spread, a microbatch", "shared documents", "time"),
+        ],
+        rows,
+    )
+    report.write()
 
 
 if __name__ == "__main__":

@@ -3,19 +3,15 @@
 Times the training step (forward and backward) of a small torch transformer on one CPU thread and
 fits `costs.Measured`, first to launches of one document each, then also to launches of 4,096 tokens
 in documents of equal length: ``python benchmarks/bench_cost_fit.py``. Counts CPU seconds, so that
-other processes disturb less, over rounds of all launches. Prints tables; ``--report`` writes them
-to benchmarks/reports/DATE-cost-fit.md too.
+other processes disturb less, over rounds of all launches.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import platform
 import time
-from pathlib import Path
 
 import numpy as np
+import reporting
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -56,12 +52,12 @@ class Block(nn.Module):
         return x + self.ffn(self.norms[1](x))
 
 
-def measure() -> list[Sample]:
+def measure(rounds: int) -> list[Sample]:
     """Return the lengths of every launch and the median of the CPU seconds of its training step."""
     model = nn.Sequential(*(Block() for _ in range(LAYERS)))
     launches = [*ALONE, *PACKED]
     taken: list[list[float]] = [[] for _ in launches]
-    for round_number in range(ROUNDS + 1):
+    for round_number in range(rounds + 1):
         for (count, length), seconds in zip(launches, taken, strict=True):
             x = torch.randn(count, length, HIDDEN)
             for _ in range(REPEATS):
@@ -73,46 +69,37 @@ def measure() -> list[Sample]:
     return [([n] * count, taken) for (count, n), taken in zip(launches, medians, strict=True)]
 
 
-def table(title: str, samples: list[Sample], *, per_launch: bool) -> str:
-    """Return what was measured beside the law and the linear one, and the report of the fit."""
+def fit(report: reporting.Report, title: str, samples: list[Sample], *, per_launch: bool) -> None:
+    """Report what was measured beside the law and the linear one, and how good the fit is."""
     cost = costs.Measured(samples, per_launch=per_launch)
-    fit = cost.fit
-    assert fit is not None
-    rows = zip(samples, fit.seconds, fit.fitted_s, fit.linear_s, strict=True)
-    lines = [title, f"{'documents':>11}{'measured':>13}{'fitted':>13}{'linear law':>13}"]
-    lines += [
-        f"{len(of):4} x {of[0]:4}" + "".join(f"{value * 1e3:10.2f} ms" for value in seconds)
-        for (of, _), *seconds in rows
-    ]
-    return "\n".join([*lines, "", cost.report()])
+    found = cost.fit
+    assert found is not None
+    rows = zip(samples, found.seconds, found.fitted_s, found.linear_s, strict=True)
+    report.table(
+        title,
+        ["documents", "measured", "fitted", "linear law"],
+        [
+            (f"{len(of)} x {of[0]}", *(f"{value * 1e3:.2f} ms" for value in seconds))
+            for (of, _), *seconds in rows
+        ],
+    )
+    report.text("The fit", cost.report())
 
 
 def main() -> None:
-    """Print the table and the fit."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--report", action="store_true", help="write a dated report too")
-    wants_report = parser.parse_args().report
+    options = reporting.arguments(__doc__).parse_args()
+    rounds = 1 if options.quick else ROUNDS
+    report = reporting.Report("cost-fit", "Cost of a document by its length", options)
+    report.note(
+        f"{LAYERS} causal layers of width {HIDDEN}, {HEADS} heads, forward and backward; CPU "
+        f"seconds of one thread, medians of {rounds * REPEATS}"
+    )
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    samples = measure()
-    alone = table("One document a launch", samples[: len(ALONE)], per_launch=False)
-    packed = table("And 4,096 tokens a launch", samples, per_launch=True)
-    text = f"{alone}\n\n{packed}"
-    print(text)
-    if wants_report:
-        today = datetime.date.today().isoformat()
-        path = Path(__file__).parent / "reports" / f"{today}-cost-fit.md"
-        path.parent.mkdir(exist_ok=True)
-        versions = (
-            f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
-        )
-        path.write_text(
-            f"# Cost of a document by its length, {today}\n\n"
-            f"`python benchmarks/bench_cost_fit.py --report`: {LAYERS} causal layers of width "
-            f"{HIDDEN}, {HEADS} heads, forward and backward. CPU seconds of one thread "
-            f"({platform.machine()}), medians of {ROUNDS * REPEATS}; {versions}.\n\n"
-            f"```\n{text}\n```\n"
-        )
+    samples = measure(rounds)
+    fit(report, "One document a launch", samples[: len(ALONE)], per_launch=False)
+    fit(report, "And 4,096 tokens a launch", samples, per_launch=True)
+    report.write()
 
 
 if __name__ == "__main__":

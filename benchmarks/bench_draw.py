@@ -7,12 +7,12 @@ Times are medians over the steps, of this process alone (CPU).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import reporting
 from numpy.typing import NDArray
 
 from megadask.planner import ClientPlaceTree, DGraph, Packed, costs
@@ -177,40 +177,45 @@ class Tail:
     state_bytes: int
 
 
-def print_packing() -> None:
-    """Print how full packs and how even ranks are."""
-    print(
-        f"{'lengths':28}{'packs':>6}{'spans':>7}{'fill':>7}{'max/mean':>10}{'draw':>9}{'place':>9}"
-    )
+def report_packing(report: reporting.Report, quick: bool) -> None:
+    """Report how full packs and how even ranks are."""
+    rows = []
     for corpus in CORPORA:
-        for global_batch in (16, 64, 512):
+        for global_batch in (16, 64) if quick else (16, 64, 512):
             fill, imbalance, draw_ms, place_ms, num_spans = measure(corpus, global_batch)
-            print(
-                f"{corpus:28}{global_batch:6}{num_spans:7}{fill:7.3f}{imbalance:10.4f}"
-                f"{draw_ms:6.1f} ms{place_ms:6.1f} ms"
+            times = (f"{draw_ms:.1f} ms", f"{place_ms:.1f} ms")
+            rows.append(
+                (corpus, global_batch, num_spans, f"{fill:.3f}", f"{imbalance:.4f}", *times)
             )
+    report.table(
+        "Packing",
+        ["lengths", "packs", "spans", "fill", "max/mean", "draw", "place"],
+        rows,
+    )
 
 
-def print_sources() -> None:
-    """Print how long a draw takes with many sources."""
-    print(f"{'sources':>8}{'spans':>8}{'weights by':>12}{'deferral':>10}{'draw':>10}{'a span':>10}")
-    for num_sources, num_spans in ((8, 1024), (8, 65_536), (1000, 4096), (1000, 65_536)):
+def report_sources(report: reporting.Report, quick: bool) -> None:
+    """Report how long a draw takes with many sources."""
+    rows = []
+    sizes = ((8, 1024), (8, 65_536), (1000, 4096), (1000, 65_536))
+    for num_sources, num_spans in sizes[:1] if quick else sizes:
         for by, ways in (("samples", None), ("tokens", None), ("samples", num_spans // 16)):
             took_ms = many_sources(num_sources, num_spans, by, ways)
-            print(
-                f"{num_sources:8}{num_spans:8}{by:>12}{'off' if ways is None else 'on':>10}"
-                f"{took_ms:7.1f} ms{took_ms * 1e3 / num_spans:7.1f} us"
-            )
-
-
-def print_deferral() -> None:
-    """Print what deferral does to steps of mixed lengths."""
-    print(
-        f"{'ranks':>5}{'M':>4}{'steps':>6}{'K':>4}{'max/mean':>10}{'worst':>8}{'meeting':>9}"
-        f"{'waiting':>9}{'state':>8}{'late':>7}{'delay':>7}{'most':>5}{'mixture':>9}{'KS step':>9}"
-        f"{'KS all':>8}"
+            times = (f"{took_ms:.1f} ms", f"{took_ms * 1e3 / num_spans:.1f} us")
+            rows.append((num_sources, num_spans, by, "off" if ways is None else "on", *times))
+    report.table(
+        "Many sources",
+        ["sources", "spans", "weights by", "deferral", "draw", "a span"],
+        rows,
     )
-    for ranks, samples, num_steps in ((64, 16, 40), (288, 16, 20), (8, 16, 60), (64, 4, 60)):
+
+
+def report_deferral(report: reporting.Report, quick: bool) -> None:
+    """Report what deferral does to steps of mixed lengths."""
+    rows = []
+    sizes = ((64, 16, 40), (288, 16, 20), (8, 16, 60), (64, 4, 60))
+    for ranks, samples, num_steps in ((8, 16, 20),) if quick else sizes:
+        reporting.progress(f"{num_steps} steps of {ranks} x {samples}, with and without deferral")
         plain = long_tail(ranks, samples, num_steps, None)
         for deferred_steps in (0, 2, 4, 16):
             tail = plain
@@ -218,24 +223,46 @@ def print_deferral() -> None:
                 tail = long_tail(ranks, samples, num_steps, (deferred_steps, ranks))
             top_T, mean_T, meeting_T = tail.loads.T
             found = drift(tail.tables, plain.tables)
-            print(
-                f"{ranks:5}{samples:4}{num_steps:6}{deferred_steps or 'off':>4}"
-                f"{top_T.sum() / mean_T.sum():10.4f}{(top_T / mean_T).max():8.3f}"
-                f"{meeting_T.sum() / mean_T.sum():9.3f}{tail.waiting:9}"
-                f"{tail.state_bytes / 1e3:5.0f} kB{found.delayed:7.3f}{found.mean_delay:7.2f}"
-                f"{found.max_delay:5}{found.sample_mixture_T.max():9.4f}"
-                f"{np.median(found.length_T):9.4f}{found.length:8.4f}"
+            rows.append(
+                (
+                    *(ranks, samples, num_steps, deferred_steps or "off"),
+                    f"{top_T.sum() / mean_T.sum():.4f}",
+                    f"{(top_T / mean_T).max():.3f}",
+                    f"{meeting_T.sum() / mean_T.sum():.3f}",
+                    tail.waiting,
+                    f"{tail.state_bytes / 1e3:.0f} kB",
+                    f"{found.delayed:.3f}",
+                    f"{found.mean_delay:.2f}",
+                    found.max_delay,
+                    f"{found.sample_mixture_T.max():.4f}",
+                    f"{np.median(found.length_T):.4f}",
+                    f"{found.length:.4f}",
+                )
             )
+    report.table(
+        "Deferral",
+        [
+            *("ranks", "M", "steps", "K", "max/mean", "worst", "meeting", "waiting", "state"),
+            *("late", "delay", "most", "mixture", "KS step", "KS all"),
+        ],
+        rows,
+    )
 
 
-TABLES = {"packing": print_packing, "sources": print_sources, "deferral": print_deferral}
+TABLES = {"packing": report_packing, "sources": report_sources, "deferral": report_deferral}
 
 
 def main() -> None:
-    """Print the tables that were asked for."""
-    for name in sys.argv[1:] or TABLES:
-        print(f"\n{name}")
-        TABLES[name]()
+    parser = reporting.arguments(__doc__)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help="packing, sources, deferral")
+    options = parser.parse_args()
+    if strangers := set(options.tables) - set(TABLES):
+        parser.error(f"no such table: {', '.join(sorted(strangers))}")
+    report = reporting.Report("draw", "Drawing a step", options)
+    report.note("times are medians over the steps, of the CPU of one process")
+    for name in options.tables or TABLES:
+        TABLES[name](report, options.quick)
+    report.write()
 
 
 if __name__ == "__main__":

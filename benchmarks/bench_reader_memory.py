@@ -1,7 +1,7 @@
 """How much memory does an open Parquet source take, by how it was written and how it is read?
 
 Writes files of 38 columns (two texts, an image, 35 short ones) and opens ``--sources`` of them at
-once, each way in a process of its own: ``python benchmarks/bench_reader_memory.py``. Prints
+once, each way in a process of its own: ``python benchmarks/bench_reader_memory.py``. Reports
 megabytes (10^6 bytes) of proportional set size an open source, above what the process took before
 it opened any.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import reporting
 
 from megadask.readers import Parquet
 
@@ -138,23 +139,31 @@ def measure(way: str, path: Path, num_sources: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sources", type=int, default=NUM_SOURCES)
+    parser = reporting.arguments(__doc__)
+    parser.add_argument("--sources", type=int, help=f"{NUM_SOURCES}, or 4 with --quick")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    sources = options.sources or (4 if options.quick else NUM_SOURCES)
     if options.way:
-        print(measure(options.way, options.path, options.sources))
+        print(measure(options.way, options.path, sources))
         return
+    report = reporting.Report("reader-memory", "Memory of an open Parquet source", options)
+    report.note(f"{sources} sources of the same file, {ROWS_READ} rows read of each")
+    report.note("MB: 10^6 bytes of proportional set size an open source")
+    found: dict[str, list[str]] = {title: [title] for title, _ in WAYS.values()}
     for layout, how in LAYOUTS.items():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "typical.parquet"
-            print(f"{layout}: {write(path, **how)}")
+            report.note(f"{layout}: {write(path, **how)}")
             for way, (title, _) in WAYS.items():
+                reporting.progress(f"{layout}: {title}")
                 command = [sys.executable, __file__, "--way", way, "--path", str(path)]
-                command += ["--sources", str(options.sources)]
+                command += ["--sources", str(sources)]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
-                print(f"  {title:32} {float(done.stdout):6.1f} MB an open source", flush=True)
+                found[title].append(f"{float(done.stdout):.1f} MB")
+    report.table("An open source", ["read by", *LAYOUTS], list(found.values()))
+    report.write()
 
 
 if __name__ == "__main__":

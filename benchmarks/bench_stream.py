@@ -1,7 +1,7 @@
 """How long does planning a step take at 4,096 ranks and 1,000 sources; does memory stay flat?
 
-Made-up lengths, one process, no cluster: ``python benchmarks/bench_stream.py``. Prints medians over
-the steps, in seconds of CPU, so that other work on the machine counts little.
+Made-up lengths, one process, no cluster: ``python benchmarks/bench_stream.py``. Reports medians
+over the steps, in seconds of CPU, so that other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import resource
 import time
 
 import numpy as np
+import reporting
 
 import megadask as md
 
@@ -41,18 +42,27 @@ def measure(ranks: int, documents: int, sources: int, steps: int) -> tuple[float
 
 
 def main() -> None:
-    """Print the table."""
-    print(
-        f"{'ranks':>6}{'spans':>8}{'sources':>9}{'steps':>7}{'draw':>11}{'place':>11}"
-        f"{'arrival':>9}{'balanced':>10}{'peak memory':>13}"
-    )
-    for ranks, documents, sources, steps in SIZES:
+    options = reporting.arguments(__doc__).parse_args()
+    report = reporting.Report("stream", "Planning a step", options)
+    report.note(f"one document a pack, up to {CONTEXT:,} tokens; medians of CPU of one process")
+    rows = []
+    for ranks, documents, sources, steps in SIZES[:2] if options.quick else SIZES:
+        steps = min(steps, 50) if options.quick else steps
+        reporting.progress(f"{steps} steps of {ranks} ranks")
         draw_s, place_s, arrival, balanced = measure(ranks, documents, sources, steps)
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        print(
-            f"{ranks:6}{ranks * documents:8}{sources:9}{steps:7}{draw_s * 1e3:8.1f} ms"
-            f"{place_s * 1e3:8.1f} ms{arrival:9.3f}{balanced:10.4f}{peak_mb:10} MB"
-        )
+        times = (f"{draw_s * 1e3:.1f} ms", f"{place_s * 1e3:.1f} ms")
+        evenness = (f"{arrival:.3f}", f"{balanced:.4f}")
+        rows.append((ranks, ranks * documents, sources, steps, *times, *evenness, f"{peak_mb} MB"))
+    report.table(
+        "Time of a step, max / mean of its ranks, and memory so far",
+        [
+            *("ranks", "spans", "sources", "steps", "draw", "place"),
+            *("arrival order", "balanced", "peak memory"),
+        ],
+        rows,
+    )
+    report.write()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 from megadask.planner.errors import StateError
 from megadask.saved import to_saved
 from megadask.scheduling.journal import Journal
-from megadask.scheduling.kept import Kept, replay
+from megadask.scheduling.kept import acknowledged, before, reach
 from megadask.scheduling.point import Point
 
 
@@ -39,21 +39,17 @@ def state_at(checkpoint: str, step: int | None = None) -> dict[str, Any]:
     """
     journal = Journal(checkpoint)
     head = journal.head()
-    found: dict[int, Kept] = {}
-    low = (0, 0)
-    for kept in replay(journal.read(head[0].generation) if head else []):
-        found[kept.step] = kept
-        low = kept.low
-    if not found:
+    entries = journal.read(head[0].generation) if head else []
+    if not entries:
         raise StateError("there is no journal here", got=checkpoint)
-    wanted = low[0] if step is None else step
-    if wanted not in found:
+    wanted = acknowledged(entries)[0] if step is None else step
+    kept = before(entries, wanted)
+    if kept is None:
         raise StateError(
             f"the journal at {checkpoint} does not hold that state",
             got=f"step {wanted}",
-            limit=f"steps {min(found)} to {max(found)}",
+            limit="steps {} to {}".format(*reach(entries)),
         )
-    kept = found[wanted]
     point = kept.point
     if step is not None and point.microbatch:  # the generation began inside of it
         point = Point(step=step, state=point.state)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -61,7 +61,7 @@ def load(path: str) -> dict[str, Any]:
         "sources": _sources,
         "topology": _topology,
         "strategy": _strategy,
-        "batching": lambda where, value: _component(where, value, md),
+        "batching": lambda where, value: _component(where, value, _batchings()),
         "collate": _collate,
     }
     return {
@@ -160,14 +160,18 @@ def _sources(where: str, value: Any) -> list[Source]:
 
 def _collate(where: str, value: Any) -> Any:
     """Return a function by its import path; with arguments, what it makes of them."""
-    return None if value is None else _component(where, value, md)
+    return None if value is None else _component(where, value, SimpleNamespace())
+
+
+def _batchings() -> SimpleNamespace:
+    return SimpleNamespace(Fixed=md.Fixed, Packed=md.Packed, Padded=md.Padded)
 
 
 def _topology(where: str, value: Any) -> md.ClientPlaceTree:
     return call(where, md.ClientPlaceTree, _mapping(where, value))  # type: ignore[no-any-return]
 
 
-def _component(where: str, value: Any, home: ModuleType) -> Any:
+def _component(where: str, value: Any, home: object) -> Any:
     """Return the object that a component stands for."""
     if isinstance(value, str):
         found = _find(where, value, home)
@@ -185,7 +189,7 @@ def _component(where: str, value: Any, home: ModuleType) -> Any:
     return call(place, partial(make, _inner(place, arguments, home)), {})
 
 
-def _inner(where: str, value: Any, home: ModuleType) -> Any:
+def _inner(where: str, value: Any, home: object) -> Any:
     """Return an argument: a component where it looks like one, else a value."""
     if isinstance(value, Mapping) and len(value) == 1:
         (name,) = value
@@ -207,19 +211,18 @@ def _is_schedule(value: Mapping[Any, Any]) -> bool:
     return bool(value) and all(type(key) is int for key in value)
 
 
-def _find(where: str, name: Any, home: ModuleType) -> Any:
+def _find(where: str, name: Any, home: object) -> Any:
     if isinstance(name, str) and ":" in name:
         return from_import_path(name)
     if not _is_offered(name, home):
         offered = [other for other in sorted(dir(home)) if _is_offered(other, home)]
-        raise ConfigError(
-            where, got=repr(name), limit=f"an import path module:name, or one of {offered}"
-        )
+        others = f", or one of {offered}" if offered else ""
+        raise ConfigError(where, got=repr(name), limit=f"an import path module:name{others}")
     return getattr(home, name)
 
 
-def _is_offered(name: Any, home: ModuleType) -> bool:
-    """Whether a module has a class of ours by that name."""
+def _is_offered(name: Any, home: object) -> bool:
+    """Whether there is a class of ours by that name."""
     if not isinstance(name, str) or not name[:1].isupper():
         return False
     found = getattr(home, name, None)

@@ -9,20 +9,17 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-import cloudpickle
 from distributed import Client
 
+from megadask.header import check_counts, header_of, of_topology
 from megadask.pipeline import Pipeline
 from megadask.planner.checks import check_above_0, check_integer
 from megadask.planner.errors import ConfigError, StateError
 from megadask.planner.schedule import Schedule
-from megadask.planner.state import PlannerState, check_lanes
 from megadask.planner.topology import ClientPlaceTree
 from megadask.planner.weights import check_names
-from megadask.saved import read_saved
 from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError
 from megadask.scheduling.loader_host import LoaderHost
-from megadask.scheduling.point import Point
 from megadask.scheduling.spec import Limits
 from megadask.scheduling.supervisor import Supervisor
 from megadask.scheduling.wire import SUPERVISOR
@@ -191,7 +188,7 @@ class Service:
         check_above_0("reshard(timeout=)", timeout)
         declared = replace(self._pipeline(pipeline), topology=topology)
         key = pipeline or MAIN
-        changes = _of_topology(declared, *self._hosting[key])
+        changes = of_topology(declared, *self._hosting[key])
         step = self._ask(pipeline, "reshard", may_take_s=timeout, changes=changes, wait_s=timeout)
         self.pipelines[key] = declared
         return int(step)
@@ -221,6 +218,49 @@ class Service:
         """
         key = next(iter(self.pipelines), None)
         return str(self._ask(key, "retire", may_take_s=timeout, worker=worker))
+
+    def scale(
+        self, loaders: Mapping[str, int], pipeline: str | None = None, *, timeout: float = 60.0
+    ) -> None:
+        """Give running sources other numbers of loaders.
+
+        Nothing is interrupted, and nothing changes in what trainers get. As few lanes change hands
+        as that takes; what a loader has read of a lane that it loses is read again.
+
+        Parameters
+        ----------
+        loaders
+            Number of loaders by source, at most one for each lane; sources that are not named keep
+            theirs.
+        timeout
+            How long that may take, in seconds.
+
+        Raises
+        ------
+        ConfigError
+            There is no such source, or not so many lanes.
+        LostError
+            The workers that should open new loaders were lost; nothing has changed.
+        """
+        check_above_0("scale(timeout=)", timeout)
+        counts = check_counts(self._pipeline(pipeline), loaders)
+        self._ask(pipeline, "scale", may_take_s=timeout, counts=counts)
+
+    def spread(self, pipeline: str | None = None, *, timeout: float = 60.0) -> None:
+        """Spread the roles of a pipeline evenly over the workers that there are by now.
+
+        For workers that came later: they get no role by themselves before one has to move. As few
+        roles move as it takes that no worker bears two more than another; loaders move before
+        constructors and the planner do. Nothing is interrupted, and nothing changes in what
+        trainers get.
+
+        Parameters
+        ----------
+        timeout
+            How long that may take, in seconds.
+        """
+        check_above_0("spread(timeout=)", timeout)
+        self._ask(pipeline, "level", may_take_s=timeout)
 
     def audit(self, pipeline: str | None = None) -> dict[str, Any]:
         """Return what was planned, delivered, repeated, lost, skipped, filtered and unread.
@@ -277,30 +317,13 @@ class Service:
         limits: Limits,
         several: bool,
     ) -> None:
-        sources = {source.name: source for source in pipeline.sources}
         self._idents[key] = uuid.uuid4().hex
         self._hosting[key] = (limits, constructors)
         header = {
-            **_of_topology(pipeline, limits, constructors),
+            **header_of(pipeline, state, limits, constructors),
             "ident": self._idents[key],
-            "components": pipeline.components,
-            "lanes": {name: source.num_lanes for name, source in sources.items()},
-            "loaders": {name: source.loaders for name, source in sources.items()},
-            "shadows": {name: source.shadows for name, source in sources.items()},
-            "source_bytes": {name: source.size_bytes for name, source in sources.items()},
-            "source_blobs": {
-                name: cloudpickle.dumps(one) for name, one in pipeline.source_specs().items()
-            },
-            "loader_bytes": limits.loader_bytes,
-            "lead_steps": limits.lead_steps,
-            "lease_s": limits.lease_s,
-            "silent_s": limits.silent_s,
-            "recovery_s": limits.recovery_s,
-            "restart": pipeline.restart,
             "detached": self._detached,
             "checkpoint": f"{checkpoint}/{key}" if checkpoint and several else checkpoint,
-            "origin": _origin(pipeline, state).to_json(),
-            "resumed": state is not None,
         }
         self.pipelines[key] = pipeline
         self._ask(key, "start", header=header, client=self._client.id)
@@ -336,30 +359,6 @@ class Service:
                 limit=f"{limit_s:g} s",
                 remedy="See whether the Dask scheduler is alive, or raise serve(timeout=).",
             ) from error
-
-
-def _of_topology(pipeline: Pipeline, limits: Limits, constructors: int | None) -> dict[str, Any]:
-    """Return the fields of a run's header that depend on the topology."""
-    spec = pipeline.run_spec(limits)
-    return {
-        "topology": pipeline.topology.to_dict(),
-        "axis": spec.strategy.axis,
-        "broadcast_axes": list(spec.strategy.broadcast_axes),
-        "keys": spec.array_keys,
-        "collates": spec.collate is not None,
-        "blob": cloudpickle.dumps(spec),
-        "constructors": constructors or -(-spec.num_buckets // 8),
-    }
-
-
-def _origin(pipeline: Pipeline, state: Mapping[str, Any] | None) -> Point:
-    """Return where a pipeline begins: at its beginning, or at a saved state that fits it."""
-    lanes = {source.name: source.num_lanes for source in pipeline.sources}
-    if state is None:
-        return Point(step=0, state=PlannerState.initial(lanes).to_json())
-    components, point = read_saved(state)
-    pipeline.check_resumable(components)
-    return replace(point, state=check_lanes(PlannerState.from_json(point.state), lanes).to_json())
 
 
 def _states(resume: Mapping[str, Any] | None, several: bool) -> dict[str, Mapping[str, Any]]:

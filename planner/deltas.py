@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from megadask.planner.errors import StateError
@@ -22,7 +22,7 @@ _WHOLE, _ADDED, _KEYS, _ROWS = "=", "+", "k", "r"
 def difference(before: str, after: str) -> list[Any]:
     """Return plain JSON that makes ``after`` of ``before``, both JSON as `PlannerState` writes it.
 
-    `applied` inverts it. The last item is a checksum of ``after``.
+    `Replayed` inverts it. The last item is a checksum of ``after``.
     """
     old, new = json.loads(before), json.loads(after)
     change = _difference(old, new)
@@ -31,17 +31,39 @@ def difference(before: str, after: str) -> list[Any]:
     return [change, zlib.crc32(after.encode())]
 
 
-def applied(before: str, delta: Sequence[Any]) -> str:
-    """Return the state behind a step. Raises StateError for a delta of another state."""
-    try:
-        change, checksum = delta
-        after = _dumped(_applied(json.loads(before), change))
-        found = zlib.crc32(after.encode())
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise StateError("a step cannot be replayed on this state", got=repr(error)) from error
-    if found != checksum:
-        raise StateError("a step was replayed to another state", got=found, limit=checksum)
-    return after
+class Replayed:
+    """A state that steps are replayed on, one after the other: it is parsed once.
+
+    Parameters
+    ----------
+    state
+        JSON as `PlannerState` writes it.
+    """
+
+    def __init__(self, state: str) -> None:
+        self._data = json.loads(state)
+        self._checksum: Any = None  # what the last step says of the state behind it
+
+    def apply(self, delta: Sequence[Any]) -> None:
+        """Go on behind a step. Raises StateError for what is no delta, or of another state.
+
+        Where a delta fits by its form alone, only `to_json` tells that it is of another state.
+        """
+        try:
+            change, self._checksum = delta
+            self._data = _applied(self._data, change)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise StateError("a step cannot be replayed on this state", got=repr(error)) from error
+
+    def to_json(self) -> str:
+        """Return the state. Raises StateError if it is not the one that was written."""
+        text = _dumped(self._data)
+        found = zlib.crc32(text.encode())
+        if self._checksum not in (None, found):
+            raise StateError(
+                "steps were replayed to another state", got=found, limit=self._checksum
+            )
+        return text
 
 
 def _dumped(value: Any) -> str:
@@ -62,18 +84,13 @@ def _difference(old: Any, new: Any) -> Any:
 
 
 def _applied(old: Any, change: Any) -> Any:
+    """Return what a change makes of a value, which is modified where it is a list or a dict."""
     if change is None:
         return old
     if _WHOLE in change:
         return change[_WHOLE]
     if _ADDED in change:
-        numbers = list(_integers(old) or [])
-        place = -1
-        pairs = iter(change[_ADDED])
-        for gap, added in zip(pairs, pairs, strict=True):
-            place += gap
-            numbers[place] += added
-        return _reshaped(old, numbers)
+        return _add(old, change[_ADDED])
     return _apply_rows(old, change) if _ROWS in change else _apply_keys(old, change)
 
 
@@ -91,7 +108,7 @@ def _integers(value: Any) -> list[int] | None:
 
 
 def _is_nested(value: Any) -> bool:
-    return bool(value) and all(type(item) is list for item in value)
+    return isinstance(value, list) and bool(value) and set(map(type, value)) == {list}
 
 
 def _shape(value: Any) -> Any:
@@ -100,13 +117,18 @@ def _shape(value: Any) -> Any:
     return list(map(len, value)) if _is_nested(value) else len(value)
 
 
-def _reshaped(like: Any, numbers: list[int]) -> Any:
-    if not isinstance(like, list):
-        return numbers[0]
-    if not _is_nested(like):
-        return numbers
-    rest = iter(numbers)
-    return [list(islice(rest, len(item))) for item in like]
+def _add(old: Any, added: Sequence[int]) -> Any:
+    """Return integers to which some is added, as `_sparse` says it."""
+    rows = old if _is_nested(old) else [old if isinstance(old, list) else [old]]
+    row, place = 0, -1
+    pairs = iter(added)
+    for gap, amount in zip(pairs, pairs, strict=True):
+        place += gap
+        while place >= len(rows[row]):
+            place -= len(rows[row])
+            row += 1
+        rows[row][place] += amount
+    return old if isinstance(old, list) else rows[0][0]
 
 
 def _sparse(old: Sequence[int], new: Sequence[int]) -> list[int]:
@@ -134,9 +156,10 @@ def _key_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
     return {_KEYS: changes, "order": list(new)}
 
 
-def _apply_keys(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    changes = change[_KEYS]
-    return {key: _applied(old.get(key), changes.get(key)) for key in change.get("order", list(old))}
+def _apply_keys(old: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    for key, changed in change[_KEYS].items():
+        old[key] = _applied(old.get(key), changed)
+    return {key: old[key] for key in change["order"]} if "order" in change else old
 
 
 # Rows of a span table ----------------------------------------------------------------------------

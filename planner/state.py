@@ -160,6 +160,17 @@ class PlannerState:
             raise StateError("the planner state is damaged", got=repr(text[:80])) from error
 
 
+def events_in(state: str) -> list[tuple[int, dict[str, float]]]:
+    """Return (step, weights) of the mixture events in the JSON of a state.
+
+    Nothing else of it is read: it may be large, and is asked for every step.
+    """
+    mark = '"events":'
+    # Whatever is before it are numbers by source, also where a source is called so.
+    events, _ = json.JSONDecoder().raw_decode(state, state.index(f"{mark}[") + len(mark))
+    return [(step, weights) for step, weights in events]
+
+
 def check_lanes(state: PlannerState, lanes: Mapping[str, int]) -> PlannerState:
     """Fit a saved state to a pipeline's sources.
 

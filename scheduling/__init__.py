@@ -14,7 +14,8 @@ Batches: inside a constructor
   constructor_actor.py   builds the batches of some buckets; shelf.py buffers, reach.py holds back
   gather.py              payload from the loaders; item_delivery.py, items.py, item_payload.py
   building.py            from payload to what ranks get: assemble.py, collate.py, stages.py
-  delivery.py            how a trainer is answered
+  handing.py             hands out each share.py; delivery.py, how a trainer is answered
+  ring.py                shared memory for trainers of the same host: slots.py decides, segment.py
 
 Planning
   planner_actor.py       draws, places and commits each step; feed.py, metadata of a source
@@ -23,9 +24,9 @@ Planning
 The committed record: inside the scheduler
   supervisor.py          the scheduler plugin; calls.py, what roles and trainers may ask
   run.py, record.py      one running pipeline: claims.py, agreement.py, passes.py, delivered.py,
-                         history.py, point.py
-  custody.py, roles.py   who holds which role (life.py); watch.py and silence.py, workers that hang;
-                         retiring.py, workers that leave
+                         history.py, point.py, marks.py; portions.py, a constructor's part of a plan
+  custody.py, roles.py   who holds which role (life.py), decided by splitting.py; watch.py and
+                         silence.py, workers that hang; retiring.py, workers that leave
   resharding.py, hold.py another topology
   checkpoint.py          the record on storage: journal.py, kept.py, retention.py
 
@@ -33,7 +34,8 @@ Between them
   spec.py                what travels when a pipeline starts
   wire.py, owners.py     calls with deadlines, to loaders that may be replaced
   loader_host.py         the worker plugin that hosts loaders
-  trainer_link.py        the trainer's end: desk.py, turning.py
+  trainer_link.py        the trainer's end: desk.py, track.py, turning.py, prefetch.py;
+                         receiver.py maps shared memory
   errors.py
 """
 

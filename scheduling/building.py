@@ -1,14 +1,13 @@
 """From payload to what the ranks of a bucket get of a microbatch. Blocks; runs in a thread.
 
-A share is what the ranks of one bucket share of one microbatch: whole, as `assemble` or the user's
-``collate`` made it. What only cutting and counting needs of it lies in arrays whose names begin
-with a dot; they are not delivered.
+What a bucket gets is first made whole, by `assemble` or the user's ``collate``, then cut for its
+ranks. Names that begin with a dot are not delivered under them: they are what only cutting and
+counting needs, what belongs to one rank alone, and the ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +23,14 @@ from megadask.scheduling.assemble import (
     num_loss_tokens,
 )
 from megadask.scheduling.collate import Collator
+from megadask.scheduling.delivery import span_ids
 from megadask.scheduling.gather import Payload
 from megadask.scheduling.item_delivery import index_key, item_index, own_arrays
 from megadask.scheduling.items import embeds
 from megadask.scheduling.samples import EXTRAS
+from megadask.scheduling.share import IDS, Arrays, Share
 from megadask.scheduling.spec import RunSpec
 from megadask.scheduling.stages import keys_sent
-
-Arrays = dict[str, NDArray[Any]]
 
 #: Arrays of `assemble` by which a share is cut and counted, whatever ``collate`` made of them.
 _BASE = ("loss_mask", "cu_seqlens_padded", "max_seqlen")
@@ -55,64 +54,80 @@ class Builder:
         self._aligned = frozenset((*own, *fields, "attention_mask"))
 
     def shares(
-        self, plan: Plan, microbatch: int, rows: Mapping[int, NDArray[np.int64]], payload: Payload
-    ) -> dict[int, Arrays]:
+        self,
+        plan: Plan,
+        microbatch: int,
+        rows: Mapping[int, NDArray[np.int64]],
+        payload: Payload,
+        own: Mapping[int, Arrays],
+    ) -> dict[int, Share]:
         """Return the share of every bucket.
 
         rows: the rows of each bucket in the plan; payload: that of all of them, in this order.
+        own: what single ranks of each bucket get, under `own_key`.
         """
         table = plan.table.take(np.concatenate(list(rows.values())))
         built, first = {}, 0
         for bucket, mine in rows.items():
             within = np.arange(first, first + len(mine))
             first += len(mine)
-            share = self._share(plan, mine, within, table, payload)
+            whole = self._whole(plan, mine, within, table, payload)
             if self._collator is not None or not self._spec.has_tokens:
-                base = {f".{name}": share[name] for name in _BASE}
+                base = {f".{name}": whole[name] for name in _BASE}
                 base[".num_samples"] = np.array(len(mine))
-                share = {**self._delivered(plan, microbatch, mine, share), **base}
-            built[bucket] = share
+                whole = {**self._delivered(plan, microbatch, mine, whole), **base}
+            whole[IDS] = span_ids(plan, mine)
+            built[bucket] = self._cut(bucket, whole, own[bucket], plan)
         return built
 
-    def for_rank(self, share: Arrays, rank: int, plan: Plan) -> tuple[Arrays, int]:
-        """Return what one rank gets of the share of its bucket, and the targets that count in it.
-
-        Shares are not modified.
-        """
-        spec = self._spec
-        arrays = {name: array for name, array in share.items() if not name.startswith(".")}
-        base = {name: share[f".{name}" if f".{name}" in share else name] for name in _BASE}
-        mask = {"loss_mask": base["loss_mask"]}
-        if spec.num_slices > 1:
-            positions_QC = cp_positions(
-                base["cu_seqlens_padded"],
-                int(base["max_seqlen"]),
-                *spec.topology.cp_slice(rank),
-                plan.cp_layout,
-            )
-            arrays = cut_tokens(arrays, positions_QC, self._aligned)
-            mask = cut_tokens(mask, positions_QC, mask)
-        if not spec.has_tokens:  # samples count instead, once over the slices
-            is_first = spec.num_slices == 1 or spec.topology.cp_slice(rank)[0] == 0
-            return arrays, int(share[".num_samples"]) if is_first else 0
-        return arrays, num_loss_tokens(mask)
-
-    def sent(self, share: Arrays, mine: Arrays, rank: int, asked: Collection[str] | None) -> Arrays:
-        """Return what one rank is sent: of its arrays (`for_rank`), and of its own items.
+    def keys(self, share: Share, rank: int, asked: Collection[str] | None) -> tuple[str, ...]:
+        """Return the names of the arrays of a share that one rank is sent.
 
         asked: names that its trainer gave; None where it gave none.
         """
         tree, strategy = self._spec.topology, self._spec.strategy
-        unread: set[str] = set()
+        arrays = share.arrays_of[rank]
+        unread = {IDS}
         if not embeds(tree, strategy.axis, rank):
             unread.update(map(index_key, self._spec.modalities))
-        have = [key for key in mine if key not in unread]
+        own = [key for key in share.own_of.get(rank, ()) if asked is None or key in asked]
+        have = [key for key in arrays if key not in unread and key not in share.own_of[rank]]
         keys = keys_sent(tree, rank, strategy.broadcast_axes, strategy.axis, have, asked)
-        own = own_arrays(share, rank)
-        sent = {key: mine[key] for key in keys}
-        return sent | {key: own[key] for key in own if asked is None or key in asked}
+        return (*keys, *own, IDS)
 
-    def _share(
+    def _cut(self, bucket: int, whole: Arrays, own: Arrays, plan: Plan) -> Share:
+        """Return what the ranks of a bucket get; ranks of one slice get the same arrays."""
+        slices: dict[tuple[int, int], tuple[Arrays, int]] = {}
+        arrays_of: dict[int, Arrays] = {}
+        targets_of: dict[int, int] = {}
+        own_of: dict[int, tuple[str, ...]] = {}
+        for rank in self._spec.topology.ranks_of(bucket, self._spec.strategy.axis):
+            place = self._spec.topology.cp_slice(rank) if self._spec.num_slices > 1 else (0, 1)
+            if place not in slices:
+                slices[place] = self._slice(whole, place, plan)
+            arrays, targets_of[rank] = slices[place]
+            mine = own_arrays(own, rank)
+            arrays_of[rank] = arrays | mine if mine else arrays
+            own_of[rank] = tuple(mine)
+        return Share(arrays_of, targets_of, own_of)
+
+    def _slice(self, whole: Arrays, place: tuple[int, int], plan: Plan) -> tuple[Arrays, int]:
+        """Return the arrays of one slice of the packs, and the targets that count in it."""
+        hidden = [name for name in whole if name.startswith(".") and name != IDS]
+        arrays = {name: array for name, array in whole.items() if name not in hidden}
+        base = {name: whole[f".{name}" if f".{name}" in whole else name] for name in _BASE}
+        mask = {"loss_mask": base["loss_mask"]}
+        if self._spec.num_slices > 1:
+            positions_QC = cp_positions(
+                base["cu_seqlens_padded"], int(base["max_seqlen"]), *place, plan.cp_layout
+            )
+            arrays = cut_tokens(arrays, positions_QC, self._aligned)
+            mask = cut_tokens(mask, positions_QC, mask)
+        if not self._spec.has_tokens:  # samples count instead, once over the slices
+            return arrays, int(whole[".num_samples"]) if place[0] == 0 else 0
+        return arrays, num_loss_tokens(mask)
+
+    def _whole(
         self,
         plan: Plan,
         mine: NDArray[np.int64],

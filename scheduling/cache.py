@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 
@@ -51,6 +51,12 @@ class SampleCache:
             return None
         self._served[key] = entry
         return entry[0]
+
+    def retain(self, keep: Callable[[Any], bool]) -> None:
+        """Forget the samples of all keys but some."""
+        for samples in (self._fresh, self._served):
+            for key in [key for key in samples if not keep(key)]:
+                self.bytes -= samples.pop(key)[1]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -97,27 +97,34 @@ async def fail(run: Run, incarnation: str, error: bytes) -> None:
 async def plans(
     run: Run, incarnation: str, generation: int, from_step: int, newer_than: int, wait_s: float
 ) -> dict[str, Any]:
-    """Give a constructor the committed plans, claims and watermarks."""
+    """Give a constructor its part of the committed plans, claims and watermarks."""
     record = run.record
     await run.changed.wait_until(lambda: run.over or record.is_actor(incarnation), START_GRACE_S)
     run.heard[incarnation] = newer_than
-    run.changed.set()  # without a new version, which would be news
+    run.told.set()
     await run.changed.wait_until(lambda: run.over or run.version > newer_than, wait_s)
     if run.over:
         return run.farewell()
-    if not record.is_actor(incarnation):
+    buckets = record.buckets_of(incarnation)
+    if buckets is None:
         raise StaleError(f"{record.name}: this constructor was replaced", got=incarnation)
+    ranks = [rank for bucket in buckets for rank in record.topology.ranks_of(bucket, record.axis)]
     first = from_step if generation == record.generation else 0
     return {
         "status": "plans",
         "version": run.version,
         "generation": record.generation,
-        "tokens": [[rank, claim.token] for rank, claim in record.claims.items()],
-        "marks": [[rank, *mark] for rank, mark in record.watermarks.items()],
+        "num_casts": record.num_casts,
+        "tokens": [[rank, record.claims[rank].token] for rank in ranks if rank in record.claims],
+        "marks": [[rank, *record.watermarks[rank]] for rank in ranks],
         "finished": sorted(record.finished),
         "hold": None if record.hold is None else [record.hold.number, record.hold.step],
         "error": run.error,
-        "plans": [record.plans[step].data for step in sorted(record.plans) if step >= first],
+        "plans": [
+            committed.of(buckets)
+            for step, committed in sorted(record.plans.items())
+            if step >= first
+        ],
     }
 
 
@@ -137,7 +144,7 @@ async def acknowledge(run: Run, generation: int, marks: list[list[int]]) -> None
     if record.low > before:
         async with run.commits:
             await run.note_low()
-        run.bump()
+        run.changed.set()  # without a new version, which would be news for constructors
 
 
 async def filled(run: Run, incarnation: str, generation: int, step: int, rows: list[int]) -> None:
@@ -158,7 +165,12 @@ async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
     for (source, lanes), standbys in record.shadows.items():
         for owner in standbys:
             shadows[source].append([list(lanes), owner.address, owner.incarnation])
-    return {"version": run.version, "loaders": loaders, "shadows": shadows}
+    return {
+        "version": run.version,
+        "num_casts": record.num_casts,
+        "loaders": loaders,
+        "shadows": shadows,
+    }
 
 
 async def shadow_differs(run: Run, incarnation: str, shadow: str, what: str) -> None:
@@ -207,7 +219,7 @@ async def fence(run: Run, rank: int) -> None:
     def is_dead() -> bool:
         return run.over or run.error is not None  # then constructors no longer ask
 
-    await run.changed.wait_until(lambda: is_dead() or is_told(), TRUST_S)
+    await run.told.wait_until(lambda: is_dead() or is_told(), TRUST_S)
 
 
 async def look(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from megadask.planner.plan import Plan
 from megadask.scheduling.journal import Journal, Place
 from megadask.scheduling.kept import Kept, step_delta
-from megadask.scheduling.record import Watermark
+from megadask.scheduling.marks import Watermark
 from megadask.scheduling.retention import Retention
 
 #: So many steps are replayed at most; then everything is written again.

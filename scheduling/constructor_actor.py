@@ -18,17 +18,20 @@ from typing import Any
 import numpy as np
 from distributed import get_worker
 
-from megadask.planner.plan import Plan
 from megadask.scheduling.assemble import most_bytes
 from megadask.scheduling.building import Builder
-from megadask.scheduling.delivery import Reply, closed, reply, span_ids, step_header
+from megadask.scheduling.delivery import Reply, closed, reply
 from megadask.scheduling.errors import pack_error, root_error
 from megadask.scheduling.gather import gather
+from megadask.scheduling.handing import Asked, Handing, Use
 from megadask.scheduling.item_delivery import gather_own
+from megadask.scheduling.marks import Watermark
 from megadask.scheduling.owners import Partners
+from megadask.scheduling.portions import Portion
 from megadask.scheduling.reach import Reach
-from megadask.scheduling.record import Watermark
+from megadask.scheduling.ring import Ring
 from megadask.scheduling.shelf import Shelf, Slot
+from megadask.scheduling.slots import Report
 from megadask.scheduling.spec import RunSpec
 from megadask.scheduling.wire import TRUST_S, Signal
 
@@ -65,10 +68,12 @@ class ConstructorActor:
         self._partners = Partners(self._worker, run, self._spec.limits)
         self._changed = Signal()
         self._generation = 0
-        self._plans: dict[int, Plan] = {}
-        self._builder = Builder(self._spec)
+        self._portions: dict[int, Portion] = {}
         most = most_bytes(self._spec.batching)
-        self._shelf = Shelf(self._spec.limits.constructor_bytes, ranks_of, most)
+        limits = self._spec.limits
+        self._ring = Ring(limits.most_shared_bytes, len(buckets))
+        self._handing = Handing(Builder(self._spec), self._ring)
+        self._shelf = Shelf(limits.constructor_bytes, ranks_of, most, self._ring.drop)
         self._marks: dict[int, Watermark] = {}
         self._reported: dict[int, Watermark] = {}
         self._tokens: dict[int, str] = {}
@@ -97,6 +102,7 @@ class ConstructorActor:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        self._ring.close()
 
     async def fetch(
         self,
@@ -108,6 +114,7 @@ class ConstructorActor:
         wait_s: float,
         with_plan: bool,
         keys: list[str] | None,
+        use: Use,
     ) -> Reply:
         """Return a microbatch of a rank; ``mark`` acknowledges everything before it.
 
@@ -119,19 +126,22 @@ class ConstructorActor:
             Whether to send along what there is to know of the step.
         keys
             The arrays to send; None for all.
+        use
+            As in `acknowledge`.
         """
         refused = await self._refuse(rank, token, generation, wait_s)
         if refused is not None:
             return refused
-        self._acknowledge(rank, mark)
+        self._acknowledge(rank, mark, use)
         slot = (slot[0], slot[1])  # it may have travelled as a list
         self._reach.hear(rank, slot)
         bucket = self._bucket_of[rank]
 
-        def ready() -> Plan | Reply | None:
+        def ready() -> Portion | Reply | None:
             return self._closed or self._answer(generation, rank, slot)
 
         answer = ready()
+        was_built = answer is not None
         if answer is None:
             with self._shelf.waiting(slot, bucket):
                 self._changed.set()
@@ -141,14 +151,22 @@ class ConstructorActor:
             return reply("wait", waiting_for=self._waiting_for(slot))
         if isinstance(answer, dict):
             return answer
-        return self._batch(rank, bucket, answer, slot, with_plan=with_plan, keys=keys)
+        self._reach.gave(rank, slot[0] + 1)
+        asked = Asked(rank, token, generation, slot, with_plan, keys, use[0], was_built)
+        return self._handing.batch(self._shelf.give(slot, bucket, rank), answer, asked)
 
-    async def acknowledge(self, rank: int, token: str, generation: int, mark: Watermark) -> Reply:
-        """Take note that a rank is done with everything before ``mark``."""
+    async def acknowledge(
+        self, rank: int, token: str, generation: int, mark: Watermark, use: Use
+    ) -> Reply:
+        """Take note that a rank is done with everything before ``mark``.
+
+        use: on which host its trainer is, None for one that maps no shared memory; and what it
+        still has of that.
+        """
         refused = await self._refuse(rank, token, generation, 0.0)
         if refused is not None:
             return refused
-        self._acknowledge(rank, mark)
+        self._acknowledge(rank, mark, use)
         await self._changed.wait_until(lambda: self._closed or not self._unreported(), 5.0)
         return reply("done")
 
@@ -160,6 +178,7 @@ class ConstructorActor:
             "held_microbatches": self._shelf.num_microbatches,
             "limit_bytes": self._shelf.limit_bytes,
             "evicted": self._shelf.num_evicted,
+            **self._ring.status(),
         }
 
     # Answers ----------------------------------------------------------------------------------
@@ -187,7 +206,7 @@ class ConstructorActor:
             return reply("generation", generation=self._generation)
         return None
 
-    def _answer(self, generation: int, rank: int, slot: Slot) -> Plan | Reply | None:
+    def _answer(self, generation: int, rank: int, slot: Slot) -> Portion | Reply | None:
         """Return what a rank is to be told of a slot, None as long as nothing is known."""
         if generation != self._generation:
             return reply("generation", generation=self._generation)
@@ -197,61 +216,36 @@ class ConstructorActor:
             return None if self._unreported() else reply("behind")
         if self._reach.is_held(slot):
             return None
-        plan = self._plans.get(slot[0])
-        if plan is None:
+        portion = self._portions.get(slot[0])
+        if portion is None:
             return self._failed
+        plan = portion.plan
         if plan.end:
             self._reach.gave(rank, plan.step)
             return reply("end", step=plan.step)
         if slot[1] >= plan.num_microbatches:
             return reply("step_over", num_microbatches=plan.num_microbatches)
-        return None if self._shelf.get(slot, self._bucket_of[rank]) is None else plan
-
-    def _batch(
-        self,
-        rank: int,
-        bucket: int,
-        plan: Plan,
-        slot: Slot,
-        *,
-        with_plan: bool,
-        keys: list[str] | None,
-    ) -> Reply:
-        """Return the batch of one rank: its slice, or less where it needs no tokens of its own."""
-        step, microbatch = slot
-        self._reach.gave(rank, step + 1)
-        share = self._shelf.give(slot, bucket, rank)
-        mine, num_targets = self._builder.for_rank(share, rank, plan)
-        header: dict[str, Any] = {
-            "microbatch": microbatch,
-            "num_loss_tokens": num_targets,
-            "step": step,
-            "generation": self._generation,
-            "cp_layout": plan.cp_layout,
-        }
-        if with_plan:
-            header["plan"] = step_header(plan)
-        ids = span_ids(plan, plan.rows_of(bucket, microbatch))
-        sent = self._builder.sent(share, mine, rank, keys)
-        return reply("batch", {**sent, "ids": ids}, **header)
+        return None if self._shelf.get(slot, self._bucket_of[rank]) is None else portion
 
     @property
     def _low(self) -> Watermark:
         """What every rank served here has acknowledged."""
         marks = [mark for rank, mark in self._marks.items() if rank not in self._finished]
-        return min(marks, default=(max(self._plans, default=0), 0))
+        return min(marks, default=(max(self._portions, default=0), 0))
 
     def _waiting_for(self, slot: Slot) -> str:
         if self._reach.is_held(slot):
             return "the other ranks to finish the steps before the topology changes"
-        if slot[0] not in self._plans:
+        if slot[0] not in self._portions:
             return f"the plan of step {slot[0]}"
         return f"the payload of step {slot[0]}, microbatch {slot[1]}"
 
     # Acknowledgements -------------------------------------------------------------------------
 
-    def _acknowledge(self, rank: int, mark: Watermark) -> None:
+    def _acknowledge(self, rank: int, mark: Watermark, use: Use) -> None:
         mark = (mark[0], mark[1])  # it may have travelled as a list
+        report = Report(generation=self._generation, mark=mark, held=frozenset(use[1]))
+        self._ring.hear(self._tokens[rank], report)
         if mark <= self._marks.get(rank, (-1, 0)):
             return
         self._marks[rank] = mark
@@ -264,8 +258,8 @@ class ConstructorActor:
             if rank not in self._finished:
                 behind[bucket] = min(self._marks[rank], behind.get(bucket, self._marks[rank]))
         self._shelf.free(behind)
-        for step in [step for step in self._plans if step < self._low[0]]:
-            del self._plans[step]
+        for step in [step for step in self._portions if step < self._low[0]]:
+            del self._portions[step]
         self._changed.set()
 
     def _unreported(self) -> dict[int, Watermark]:
@@ -305,7 +299,7 @@ class ConstructorActor:
                 "plans",
                 incarnation=self._incarnation,
                 generation=self._generation,
-                from_step=max(self._plans, default=self._low[0] - 1) + 1,
+                from_step=max(self._portions, default=self._low[0] - 1) + 1,
                 newer_than=self._version,
                 wait_s=FOLLOW_S,
             )
@@ -314,30 +308,33 @@ class ConstructorActor:
                 return
             if news["error"]:
                 self._failed = closed("it failed", news["error"])
+            await self._partners.learn(news["num_casts"])
             self._version = news["version"]
             self._tokens = dict(news["tokens"])
             self._trusted_until = asked + TRUST_S
             self._reach.hold(news["hold"], self._tokens)
             if news["generation"] != self._generation:
                 self._restart(news)
-            for data in news["plans"]:
-                plan = Plan.from_arrow(data)
-                self._plans[plan.step] = plan
-                microbatches = range(plan.first_microbatch, plan.num_microbatches)
-                self._shelf.expect((plan.step, microbatch) for microbatch in microbatches)
+            for message in news["plans"]:
+                portion = Portion.read(message)
+                plan = portion.plan
+                self._portions[plan.step] = portion
+                numbers = range(plan.first_microbatch, plan.num_microbatches)
+                self._shelf.expect((plan.step, number) for number in numbers)
             self._finished = set(news["finished"])
             self._free()
+            busy = self._bucket_of.keys() & self._tokens.keys() - self._finished
+            self._ring.keep({self._tokens[rank] for rank in busy})
 
     def _restart(self, news: dict[str, Any]) -> None:
         """Drop what an earlier generation built."""
         for task in self._builds:
             task.cancel()
-        self._plans.clear()
+        self._portions.clear()
         self._shelf.clear()
         self._reach.clear()
         self._generation = news["generation"]
-        marks = {rank: (step, microbatch) for rank, step, microbatch in news["marks"]}
-        self._marks = {rank: marks[rank] for rank in self._bucket_of}
+        self._marks = {rank: (step, microbatch) for rank, step, microbatch in news["marks"]}
         self._reported = dict(self._marks)
 
     async def _build_on(self) -> None:
@@ -346,13 +343,13 @@ class ConstructorActor:
             wanted = await self._changed.wait_until(self._shelf.next_build, FOLLOW_S)
             if wanted is not None:
                 self._shelf.reserve(*wanted)
-                plan = self._plans[wanted[0][0]]
-                task = asyncio.create_task(self._guard(partial(self._build, plan, *wanted)))
+                portion = self._portions[wanted[0][0]]
+                task = asyncio.create_task(self._guard(partial(self._build, portion, *wanted)))
                 self._builds.add(task)
                 task.add_done_callback(self._builds.discard)
 
-    async def _build(self, plan: Plan, slot: Slot, buckets: list[int]) -> None:
-        generation = self._generation
+    async def _build(self, portion: Portion, slot: Slot, buckets: list[int]) -> None:
+        generation, plan = self._generation, portion.plan
         rows = {bucket: plan.rows_of(bucket, slot[1]) for bucket in buckets}
         union = np.concatenate(list(rows.values()))
         async with asyncio.TaskGroup() as group:
@@ -361,7 +358,7 @@ class ConstructorActor:
                 gather_own(self._partners, self._spec, plan, slot[1], buckets)
             )
         payload, own = tokens.result(), items.result()
-        filled = union[payload.filled_N].tolist()
+        filled = portion.row_N[union[payload.filled_N]].tolist()
         if filled:  # counted before anybody can acknowledge it
             await self._partners.supervisor(
                 "filled",
@@ -370,11 +367,12 @@ class ConstructorActor:
                 step=plan.step,
                 rows=filled,
             )
-        built = await asyncio.to_thread(self._builder.shares, plan, slot[1], rows, payload)
-        built = {bucket: share | own[bucket] for bucket, share in built.items()}
+        built = await self._handing.build(plan, slot[1], rows, payload, own)
         if generation == self._generation:
             self._shelf.put(slot, built)
             self._changed.set()
+        else:
+            self._handing.drop(built.values())
 
     # The end ----------------------------------------------------------------------------------
 

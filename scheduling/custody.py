@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from megadask.scheduling.errors import LostError, ServiceError, pack_error
+from megadask.scheduling.errors import LostError, pack_error
 from megadask.scheduling.life import Owner
 from megadask.scheduling.record import RunRecord
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run
+from megadask.scheduling.splitting import Part, level, resplit, spread
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Custody:
                 for first, worker in enumerate(spread([weight] * count, workers, used)):
                     used[worker] = used.get(worker, 0) + weight
                     part = tuple(range(first, lanes, count))
-                    start = partial(self._new_loader, run, source)
+                    start = partial(self._new_loader, run, source, part)
                     record.loaders[source, part] = await self._cast(run, start, worker)
             await self._tend(run)
             await self._cast_actors(run, workers)
@@ -52,7 +53,7 @@ class Custody:
     def dismiss(self, run: Run) -> list[Owner]:
         """Take their roles from the constructors and the planner, and return them."""
         record = run.record
-        actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
+        actors = _actors(record)
         record.constructors.clear()
         record.planner = None
         return actors
@@ -91,6 +92,47 @@ class Custody:
         """
         async with run.custody:
             await self._replace(run, worker, is_lost=False)
+            await self._tend(run)
+
+    async def scale(self, run: Run, counts: Mapping[str, int]) -> None:
+        """Split the lanes of sources over so many loaders each, while those that read go on.
+
+        Raises LostError or ServiceError where no worker takes a new one; then nothing has changed.
+        """
+        async with run.custody:
+            run.check_open()
+            burden = _burden(run.record)
+            splits: dict[str, list[tuple[Part | None, Part]]] = {}
+            for source, count in counts.items():
+                owners = {
+                    part: o for (name, part), o in run.record.loaders.items() if name == source
+                }
+                light = sorted(owners, key=lambda part: burden[owners[part].address])
+                splits[source] = resplit(light, count)
+            opened = await self._open_new(run, splits, burden)
+            gone = self._resplit(run, splits, opened)
+            told = [
+                self._roles.keep_lanes(owner, lanes)
+                for source, split in splits.items()
+                for _, lanes in split
+                for owner in _group(run.record, (source, lanes))
+            ]
+            await asyncio.gather(*told, *map(self._roles.stop_loader, gone))
+            await self._tend(run)
+
+    async def level(self, run: Run) -> None:
+        """Spread the roles evenly over the workers that there are; as few move as that takes."""
+        async with run.custody:
+            run.check_open()
+            record = run.record
+            owners = [*loaders_of(record), *_actors(record)]  # loaders move before actors do
+            key_of = {o.incarnation: key for key in record.loaders for o in _group(record, key)}
+            apart = [key_of.get(owner.incarnation, owner) for owner in owners]
+            workers = self._roles.workers()
+            places = level([owner.address for owner in owners], workers, apart)
+            for owner, worker in zip(owners, places, strict=True):
+                if owner.address != worker and not run.over:
+                    await self._move(run, owner, worker)
             await self._tend(run)
 
     async def tend(self, run: Run) -> None:
@@ -153,27 +195,76 @@ class Custody:
         await asyncio.gather(*(self._roles.promote_loader(owner) for owner in promoted))
         kept = loaders_of(record)
         await asyncio.gather(*(self._roles.stop_loader(one) for one in gone if one not in kept))
-        for (source, lanes), owner in list(record.loaders.items()):
+        for owner in [*record.loaders.values(), *_actors(record)]:
             if owner.address == worker:
-                now = await self._cast(run, partial(self._new_loader, run, source))
-                record.loaders[source, lanes] = now
-                self._moved(run, f"loader of {source!r}", owner, now)
-                await self._roles.stop_loader(owner)
-        for part, owner in list(record.constructors.items()):
-            if owner.address == worker:
-                if is_lost:
-                    await self._roles.stop_actor(run.name, owner)
-                now = await self._cast(run, partial(self._new_constructor, run, part))
+                await self._move(run, owner, is_lost=is_lost)
+
+    async def _move(
+        self, run: Run, owner: Owner, worker: str | None = None, *, is_lost: bool = False
+    ) -> None:
+        """Put another in the place of one that holds a role; worker: as `_cast` takes it."""
+        record, roles = run.record, self._roles
+        for key, found in record.loaders.items():
+            if found == owner:
+                now = await self._cast(run, partial(self._new_loader, run, *key), worker)
+                record.loaders[key] = now
+                self._moved(run, f"loader of {key[0]!r}", owner, now)
+                return await roles.stop_loader(owner)
+        for standbys in record.shadows.values():
+            if owner in standbys:  # whoever tends them makes another
+                standbys.remove(owner)
+                return await roles.stop_loader(owner)
+        if is_lost:
+            await roles.stop_actor(run.name, owner)
+        for part, found in record.constructors.items():
+            if found == owner:
+                now = await self._cast(run, partial(self._new_constructor, run, part), worker)
                 record.constructors[part] = now
                 self._moved(run, "constructor", owner, now)
-                await self._roles.stop_actor(run.name, owner)
-        if record.planner is not None and record.planner.address == worker:
-            owner = record.planner
-            if is_lost:
-                await self._roles.stop_actor(run.name, owner)
-            record.planner = await self._cast(run, partial(self._new_planner, run))
-            self._moved(run, "planner", owner, record.planner)
-            await self._roles.stop_actor(run.name, owner)
+        if record.planner == owner:
+            now = record.planner = await self._cast(run, partial(self._new_planner, run), worker)
+            self._moved(run, "planner", owner, now)
+        await roles.stop_actor(run.name, owner)
+
+    async def _open_new(
+        self,
+        run: Run,
+        splits: Mapping[str, Sequence[tuple[Part | None, Part]]],
+        burden: Mapping[str, int],
+    ) -> dict[tuple[str, Part], Owner]:
+        """Open the loaders that a split needs besides the present ones; all of them, or none."""
+        wanted = [(s, lanes) for s, split in splits.items() for old, lanes in split if old is None]
+        places = spread([1] * len(wanted), self._roles.workers(), burden)
+        opened: dict[tuple[str, Part], Owner] = {}
+        try:
+            for key, worker in zip(wanted, places, strict=True):
+                opened[key] = await self._cast(run, partial(self._new_loader, run, *key), worker)
+        except BaseException:
+            await asyncio.gather(*map(self._roles.stop_loader, opened.values()))
+            raise
+        return opened
+
+    def _resplit(
+        self,
+        run: Run,
+        splits: Mapping[str, Sequence[tuple[Part | None, Part]]],
+        opened: Mapping[tuple[str, Part], Owner],
+    ) -> list[Owner]:
+        """Let lanes change hands, all at once; return the loaders and standbys that have none."""
+        record, gone = run.record, []
+        for source, split in splits.items():
+            keys = [key for key in record.loaders if key[0] == source]
+            before = {key[1]: record.loaders.pop(key) for key in keys}
+            standbys = {key[1]: record.shadows.pop(key, []) for key in keys}
+            for old, lanes in split:
+                new = opened[source, lanes] if old is None else before.pop(old)
+                record.loaders[source, lanes] = new
+                record.shadows[source, lanes] = [] if old is None else standbys.pop(old)
+            gone += [*before.values(), *(one for own in standbys.values() for one in own)]
+            record.note("scaled", source=source, loaders=len(split))
+        record.num_casts += 1
+        run.bump()
+        return gone
 
     def _promote(self, run: Run, worker: str) -> list[Owner]:
         """Put shadows in the place of loaders on a lost worker, and return them."""
@@ -201,7 +292,9 @@ class Custody:
                     return
                 [worker] = spread([1], elsewhere or free, _burden(record))
                 try:
-                    standbys.append(await self._new_loader(run, source, worker, standby=True))
+                    standbys.append(
+                        await self._new_loader(run, source, lanes, worker, standby=True)
+                    )
                 except LostError as error:  # whoever comes next brings this here again
                     logger.info("%s: %s", run.name, error)
                     return
@@ -241,35 +334,16 @@ class Custody:
                 worker = None
 
     async def _new_loader(
-        self, run: Run, source: str, worker: str, *, standby: bool = False
+        self, run: Run, source: str, lanes: Part, worker: str, *, standby: bool = False
     ) -> Owner:
         blob, limit = run.header["source_blobs"][source], run.header["loader_bytes"]
-        return await self._roles.start_loader(source, blob, limit, worker, standby=standby)
+        return await self._roles.start_loader(source, blob, limit, worker, lanes, standby=standby)
 
     async def _new_constructor(self, run: Run, buckets: tuple[int, ...], worker: str) -> Owner:
         return await self._roles.start_constructor(run.name, run.header["blob"], worker, buckets)
 
     async def _new_planner(self, run: Run, worker: str) -> Owner:
         return await self._roles.start_planner(run.name, run.header["blob"], worker)
-
-
-def spread(weights: Sequence[int], workers: Sequence[str], used: Mapping[str, int]) -> list[str]:
-    """Return a worker for each of some roles: heaviest first, onto the least loaded.
-
-    weights: what each role weighs; used: worker to the weight it bears already.
-    """
-    if not workers:
-        raise ServiceError(
-            "the cluster has no running worker",
-            remedy="Start workers, or wait for them: client.wait_for_workers(n).",
-        )
-    load = {worker: used.get(worker, 0) for worker in workers}
-    placed = [""] * len(weights)
-    for role in sorted(range(len(weights)), key=lambda r: (-weights[r], r)):
-        worker = min(workers, key=lambda w: (load[w], w))
-        load[worker] += weights[role]
-        placed[role] = worker
-    return placed
 
 
 def loaders_of(record: RunRecord) -> list[Owner]:
@@ -279,8 +353,16 @@ def loaders_of(record: RunRecord) -> list[Owner]:
 
 def owners_of(record: RunRecord) -> list[Owner]:
     """Return who holds any role."""
-    actors = [*record.constructors.values(), *([record.planner] if record.planner else [])]
-    return [*loaders_of(record), *actors]
+    return [*loaders_of(record), *_actors(record)]
+
+
+def _actors(record: RunRecord) -> list[Owner]:
+    return [*record.constructors.values(), *([record.planner] if record.planner else [])]
+
+
+def _group(record: RunRecord, key: tuple[str, Part]) -> list[Owner]:
+    """Return the loader of some lanes, and its standbys."""
+    return [record.loaders[key], *record.shadows.get(key, ())]
 
 
 def _burden(record: RunRecord) -> dict[str, int]:

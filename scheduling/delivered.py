@@ -49,8 +49,9 @@ class Delivered:
 
     def deliver(self, plans: Iterable[Plan], marks: Marks) -> None:
         """Enter what all ranks of a bucket have acknowledged since the last time."""
+        furthest = max(marks.values())[0]
         for plan in plans:
-            if plan.step > max(marks.values())[0]:
+            if plan.step > furthest:
                 continue
             first_N = self._done_B(plan, self._audited)[plan.bucket_N]
             stop_N = self._done_B(plan, marks)[plan.bucket_N]
@@ -62,6 +63,8 @@ class Delivered:
         self, plans: Iterable[Plan], marks: Marks, unread: Mapping[str, int | None]
     ) -> dict[str, Any]:
         """Return the audit, per source; plans: all that some rank has not acknowledged."""
+        plans = list(plans)
+        self.deliver(plans, marks)
         pending = []
         for plan in plans:
             due_N = plan.microbatch_N >= self._done_B(plan, marks)[plan.bucket_N]

@@ -9,20 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
-from megadask.scheduling.point import verdicts_of
 
 Reply = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Microbatch:
-    """One microbatch as it arrived."""
+    """One microbatch as it arrived.
+
+    is_private: whether its arrays are memory of this process alone; else they may be those of a
+    constructor in this process.
+    """
 
     step: int
     microbatch: int
@@ -32,6 +36,7 @@ class Microbatch:
     cp_layout: str
     ids: NDArray[np.int64]
     arrays: dict[str, NDArray[Any]]
+    is_private: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +47,13 @@ class StepFacts:
     num_microbatches: int
     num_loss_tokens: int
     imbalance: float
-    header: dict[str, Any]
+    text: bytes
+
+    @cached_property
+    def header(self) -> dict[str, Any]:
+        """What `Point.of` needs of the step, and the state behind it; read when it is asked for."""
+        read: dict[str, Any] = json.loads(self.text)
+        return read
 
 
 def reply(status: str, payload: Mapping[str, NDArray[Any]] | None = None, **header: Any) -> Reply:
@@ -66,22 +77,6 @@ def read_reply(answer: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], Repl
     """Split an answer into its header and its arrays."""
     header = json.loads(answer["header"].tobytes())
     return header, {name: array for name, array in answer.items() if name != "header"}
-
-
-def step_header(plan: Plan) -> dict[str, Any]:
-    """Return what a trainer must know of a step to run it and to save its state anywhere in it."""
-    return {
-        "step": plan.step,
-        "num_microbatches": plan.num_microbatches,
-        "first_microbatch": plan.first_microbatch,
-        "num_loss_tokens": plan.num_loss_tokens,
-        "imbalance": plan.imbalance,
-        "state_after": plan.state,
-        "microbatch_N": plan.microbatch_N.tolist(),
-        "draw_digest": plan.draw_digest,
-        "assignment_digest": plan.assignment_digest,
-        "verdicts": verdicts_of(plan),
-    }
 
 
 def span_ids(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 from distributed import Client, Future, Variable
@@ -98,3 +100,8 @@ class Desk:
     def forget_constructor(self) -> None:
         """Forget an actor that does not answer."""
         self._actor = None
+
+
+def process_name() -> str:
+    """Return a name of this process for claims."""
+    return f"{socket.gethostname()}:{os.getpid()}"

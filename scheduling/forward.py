@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,12 +69,16 @@ class Forward:
         for at, (_, place, record) in zip(wanted, ahead, strict=True):
             yield judge(self._spec, epoch, lane, at, record, where_is(name, place))
 
+    def retain(self, keep: Callable[[int], bool]) -> None:
+        """Close the files of all lanes but some, and forget their records."""
+        for lane in [lane for lane in self._open if not keep(lane)]:
+            self._close(lane, 0)
+        for key in [key for key in self._passed if not keep(key[1])]:
+            self._take(key)
+
     def close(self) -> None:
         """Close all files and forget all records."""
-        for lane in list(self._open):
-            self._close(lane, 0)
-        self._passed.clear()
-        self._bytes = 0
+        self.retain(lambda lane: False)
 
     def _advance(
         self, epoch: int, lane: int, ordinal: int, shard: int, row: int

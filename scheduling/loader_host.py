@@ -79,7 +79,12 @@ class LoaderHost(WorkerPlugin):
         return await asyncio.get_running_loop().run_in_executor(hosted.thread, told)
 
     async def _open(
-        self, incarnation: str, blob: bytes, limit_bytes: int, standby: bool
+        self,
+        incarnation: str,
+        blob: bytes,
+        limit_bytes: int,
+        lanes: Collection[int],
+        standby: bool,
     ) -> str | None:
         """Open a loader; return what is wrong with its source, if anything.
 
@@ -95,7 +100,7 @@ class LoaderHost(WorkerPlugin):
         except Exception as error:  # unpickling runs imports, which may raise anything
             thread.shutdown(wait=False)
             return f"{type(error).__name__}: {error}"
-        loader = SourceLoader(spec, limit_bytes, standby=standby)
+        loader = SourceLoader(spec, limit_bytes, standby=standby, lanes=lanes)
         self._hosted[incarnation] = _Hosted(loader, thread)
         return None
 
@@ -158,6 +163,10 @@ def _serve_items(loader: SourceLoader, wanted: dict[str, Any], modality: str) ->
     return loader.serve_items(Metadata.unpack(wanted), modality)
 
 
+def _keep(loader: SourceLoader, lanes: Collection[int]) -> None:
+    loader.keep(lanes)
+
+
 def _promote(loader: SourceLoader) -> None:
     loader.cache.standby = False
 
@@ -176,6 +185,7 @@ def _status(loader: SourceLoader) -> dict[str, Any]:
 
 _CALLS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "describe": _describe,
+    "keep": _keep,
     "promote": _promote,
     "serve": _serve,
     "serve_items": _serve_items,

@@ -43,6 +43,7 @@ class Partners:
         self._run = run
         self._limits = limits
         self._version = -1
+        self._num_casts = -1  # changes of who holds which role that are known of
         self._loaders: dict[str, list[LoaderAddress]] = {}
         self._shadows: dict[str, list[LoaderAddress]] = {}
 
@@ -67,10 +68,17 @@ class Partners:
             await self.refresh()
         return self._loaders[source]
 
+    async def learn(self, num_casts: int) -> None:
+        """Learn of the owners if there were more changes of roles than are known of."""
+        if num_casts > self._num_casts:
+            await self.refresh()
+
     async def refresh(self) -> None:
         """Learn of the owners, waiting until there are newer ones than those known."""
         reply = await self.supervisor("owners", newer_than=self._version, wait_s=1.0)
-        self._version = reply["version"]
+        if reply["version"] < self._version:
+            return  # another call was quicker, and knows more
+        self._version, self._num_casts = reply["version"], reply["num_casts"]
         self._loaders, self._shadows = _addresses(reply["loaders"]), _addresses(reply["shadows"])
 
     def shadows(self, source: str) -> list[LoaderAddress]:
@@ -124,7 +132,7 @@ class Partners:
     ) -> None:
         """Cancel a call whose loader was replaced: connecting to a dead worker takes long."""
         try:
-            while await self.owner_of(source, lane) == owner:
+            while (await self.owner_of(source, lane)).incarnation == owner.incarnation:
                 await asyncio.sleep(WATCH_S)
                 await self.refresh()
         except (ServiceError, DeadlineError, OSError):

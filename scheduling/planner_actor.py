@@ -54,7 +54,6 @@ class PlannerActor:
         self._spec: RunSpec = pickle.loads(blob)
         self._partners = Partners(self._worker, run, self._spec.limits)
         self._mirror = Mirror(self._partners, incarnation)
-        self._num_casts = -1  # changes of the roles that are known of
         self._run = run
         self._generation = 0
         self._feeds: dict[str, SourceFeed] = {}
@@ -105,9 +104,7 @@ class PlannerActor:
             return True
         if "point" in order:
             self._restart(order)
-        if order["num_casts"] != self._num_casts:
-            self._num_casts = order["num_casts"]
-            await self._partners.refresh()  # there may be other shadows
+        await self._partners.learn(order["num_casts"])
         assert self._state is not None
         for step, weights in order["events"][self._num_events :]:
             self._state = self._state.with_event(MixtureEvent(step=step, weights=weights))
@@ -133,6 +130,8 @@ class PlannerActor:
         self._num_events = 0
         self._state = check_lanes(PlannerState.from_json(point.state), self._spec.lanes)
         self._rest = point if point.microbatch else None
+        for event in point.mixture_events():
+            self._state = self._state.with_event(event)
         self._feeds.clear()
         self._overrides = {name: {} for name in self._spec.lanes}
         for source, epoch, lane, position, verdict in point.verdicts:

@@ -16,11 +16,15 @@ from numpy.typing import NDArray
 
 from megadask.planner.errors import StateError
 from megadask.planner.plan import Plan
+from megadask.planner.state import MixtureEvent, events_in
 
-VERSION = 1
+#: Version 1 had no events.
+VERSION = 2
 
 #: Source, epoch, lane, position and verdict of a record.
 PassedOver = tuple[str, int, int, int, int]
+#: Step of a mixture event, and its weights by source.
+Event = tuple[int, tuple[tuple[str, float], ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,9 @@ class Point:
     verdicts
         Inside a step: (source, epoch, lane, position, verdict) of the records that its plan passes
         over; they hold whatever a later reading says (rule 6).
+    events
+        Inside a step: the mixtures that were set when it was drawn. Some may have been set after
+        the state before it was committed, which then lacks them.
     """
 
     step: int
@@ -48,6 +55,7 @@ class Point:
     draw_digest: str = ""
     assignment_digest: str = ""
     verdicts: tuple[PassedOver, ...] = ()
+    events: tuple[Event, ...] = ()
 
     @classmethod
     def inside(cls, plan: Plan, state: str, microbatch: int) -> Point:
@@ -60,6 +68,7 @@ class Point:
             draw_digest=plan.draw_digest,
             assignment_digest=plan.assignment_digest,
             verdicts=verdicts_of(plan),
+            events=events_in(plan.state),
         )
 
     @classmethod
@@ -73,8 +82,12 @@ class Point:
         draw_digest: str,
         assignment_digest: str,
         verdicts: Iterable[Sequence[Any]],
+        events: Iterable[Sequence[Any]],
     ) -> Point:
-        """Return the point before a microbatch; microbatch_N: (N,) microbatch of each span."""
+        """Return the point before a microbatch; microbatch_N: (N,) microbatch of each span.
+
+        events: (step, weights by source) of each.
+        """
         bits = np.packbits(microbatch_N < microbatch).tobytes().hex()
         return cls(
             step=step,
@@ -84,12 +97,17 @@ class Point:
             draw_digest=draw_digest,
             assignment_digest=assignment_digest,
             verdicts=tuple((s, e, k, p, v) for s, e, k, p, v in verdicts),
+            events=tuple((step, tuple(weights.items())) for step, weights in events),
         )
 
     def consumed_N(self, num_spans: int) -> NDArray[np.bool_]:
         """Return (N,) whether each span of the step was delivered before this point."""
         bits = np.unpackbits(np.frombuffer(bytes.fromhex(self.consumed), np.uint8))
         return bits[:num_spans].astype(bool)
+
+    def mixture_events(self) -> tuple[MixtureEvent, ...]:
+        """Return the mixtures that were set when its step was drawn, inside a step."""
+        return tuple(MixtureEvent(step=step, weights=dict(pairs)) for step, pairs in self.events)
 
     @property
     def digest(self) -> str:
@@ -108,7 +126,7 @@ class Point:
             version = data["version"]
         except (ValueError, KeyError, TypeError) as error:
             raise StateError("this is not a MegaDask state", got=repr(text[:80])) from error
-        if version != VERSION:
+        if version not in (1, VERSION):
             raise StateError(
                 "the state has another version",
                 got=version,
@@ -118,8 +136,12 @@ class Point:
         fields = {name: value for name, value in data.items() if name != "version"}
         try:
             fields["verdicts"] = tuple(tuple(verdict) for verdict in fields["verdicts"])
+            fields["events"] = tuple(
+                (step, tuple((name, weight) for name, weight in pairs))
+                for step, pairs in fields.get("events", ())
+            )
             return cls(**fields)
-        except (KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise StateError("the state is damaged", got=repr(text[:80])) from error
 
 

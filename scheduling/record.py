@@ -21,21 +21,13 @@ from megadask.scheduling.errors import ServiceError, StaleError
 from megadask.scheduling.history import chain, summary
 from megadask.scheduling.hold import Hold
 from megadask.scheduling.life import Owner
+from megadask.scheduling.marks import Marks, Watermark
 from megadask.scheduling.passes import Passes
 from megadask.scheduling.point import Point
+from megadask.scheduling.portions import Portions
 
-#: The next microbatch that a rank has not acknowledged: (step, microbatch).
-Watermark = tuple[int, int]
 #: So many events are kept for `stats`.
 MOST_NEWS = 1000
-
-
-@dataclass(frozen=True, eq=False)
-class Committed:
-    """A committed plan, as the Planner sent it and as it reads."""
-
-    data: bytes
-    plan: Plan
 
 
 @dataclass
@@ -82,11 +74,11 @@ class RunRecord:
     loaders: dict[tuple[str, tuple[int, ...]], Owner] = field(default_factory=dict)
     shadows: dict[tuple[str, tuple[int, ...]], list[Owner]] = field(default_factory=dict)
     constructors: dict[tuple[int, ...], Owner] = field(default_factory=dict)
-    plans: dict[int, Committed] = field(default_factory=dict)
+    plans: dict[int, Portions] = field(default_factory=dict)
     next_step: int = 0
     events: list[MixtureEvent] = field(default_factory=list)
     claims: Claims = field(init=False)
-    watermarks: dict[int, Watermark] = field(default_factory=dict)
+    watermarks: Marks = field(init=False)
     agreement: Agreement = field(init=False)
     passes: Passes = field(init=False)
     pass_number: int = 0
@@ -108,9 +100,7 @@ class RunRecord:
     @property
     def low(self) -> Watermark:
         """What every rank that is not done with its pass has acknowledged."""
-        finished = self.finished
-        marks = [mark for rank, mark in self.watermarks.items() if rank not in finished]
-        return min(marks, default=(self.next_step, 0))
+        return self.watermarks.low(self.finished) or (self.next_step, 0)
 
     def __post_init__(self) -> None:
         self._num_holds = 0
@@ -137,9 +127,7 @@ class RunRecord:
         self.num_tokens = self.capacity_tokens = 0
         self.unread = {}
         self.next_step = origin.step
-        self.watermarks = dict.fromkeys(
-            range(self.topology.world_size), (origin.step, origin.microbatch)
-        )
+        self.watermarks = Marks(self.topology.world_size, (origin.step, origin.microbatch))
         self._state_before = {origin.step: origin.state}
         buckets = range(self.topology.num_buckets(self.axis))
         self._delivered = Delivered(
@@ -185,7 +173,7 @@ class RunRecord:
         if not self.is_turn(generation, step, num_events):
             return False
         plan = Plan.from_arrow(data)
-        self.plans[step] = Committed(data, plan)
+        self.plans[step] = Portions(plan)
         self.next_step = step + 1
         self._state_before[step + 1] = plan.state
         self._delivered.plan(plan)
@@ -263,6 +251,10 @@ class RunRecord:
         owners = [*self.constructors.values(), *([self.planner] if self.planner else [])]
         return any(owner.incarnation == incarnation for owner in owners)
 
+    def buckets_of(self, incarnation: str) -> tuple[int, ...] | None:
+        """Return the buckets that a constructor serves, None if this is not its present life."""
+        return next((p for p, o in self.constructors.items() if o.incarnation == incarnation), None)
+
     def constructor_of(self, rank: int) -> Owner | None:
         """Return the constructor that serves a rank, None while there is none."""
         bucket = self.bucket_of(rank)
@@ -325,15 +317,23 @@ class RunRecord:
             self.check_rank(rank)
         if generation != self.generation:
             return
+        before = self.low
         for rank, mark in marks.items():
             if self.watermarks[rank] < mark and self._is_committed(mark):
-                self.watermarks[rank] = mark
+                self.watermarks.raise_to(rank, mark)
                 self.agreement.moved(rank)
+        if self.low[0] > before[0] or self.finished:
+            self._free_plans()
+
+    def _free_plans(self) -> None:
+        """Enter in the audit what was delivered, and forget what no rank needs any more.
+
+        Where a rank stands can always be told, also of one that is done with its pass.
+        """
         self._delivered.deliver(self._open_plans, self.watermarks)
-        # Where a rank stands can always be told, also of one that is done with its pass.
-        held = {step for step, _ in self.watermarks.values()}
-        for step in [step for step in self._state_before if step < self.low[0]]:
-            if step not in held and not self.is_end(step):
+        held, low = self.watermarks.steps, self.low[0]
+        for step in [step for step in self._state_before if step < low and step not in held]:
+            if not self.is_end(step):
                 self.plans.pop(step, None)
                 del self._state_before[step]
 

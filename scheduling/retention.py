@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megadask.scheduling.journal import Place
-from megadask.scheduling.record import Watermark
+from megadask.scheduling.marks import Watermark
 
 #: So many full objects that every rank has passed are kept, and everything behind them.
 NUM_KEPT = 2

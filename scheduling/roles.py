@@ -127,15 +127,23 @@ class Roles:
         return owner
 
     async def start_loader(
-        self, source: str, blob: bytes, limit_bytes: int, address: str, *, standby: bool = False
+        self,
+        source: str,
+        blob: bytes,
+        limit_bytes: int,
+        address: str,
+        lanes: tuple[int, ...],
+        *,
+        standby: bool = False,
     ) -> Owner:
-        """Open a Source Loader on a worker."""
+        """Open a Source Loader of some lanes on a worker."""
         incarnation = uuid.uuid4().hex
         call = getattr(self._scheduler.rpc(address), LOADER_HOST)(
             call="open",
             incarnation=incarnation,
             blob=blob,
             limit_bytes=limit_bytes,
+            lanes=lanes,
             standby=standby,
         )
         problem = await self._answer(address, call, f"a loader on {address} to open")
@@ -149,11 +157,11 @@ class Roles:
 
     async def promote_loader(self, owner: Owner) -> None:
         """Tell a standby that it is followed by nobody any more; it serves in any case."""
-        with contextlib.suppress(Exception):  # it may be lost at this very moment
-            call = getattr(self._scheduler.rpc(owner.address), LOADER_HOST)(
-                call="promote", incarnation=owner.incarnation
-            )
-            await within(5.0, call, f"a loader on {owner.address} to be promoted")
+        await self._tell_loader(owner, "promote")
+
+    async def keep_lanes(self, owner: Owner, lanes: tuple[int, ...]) -> None:
+        """Tell a loader which lanes are its own from now on; others it serves in any case."""
+        await self._tell_loader(owner, "keep", lanes=lanes)
 
     def host_of(self, worker: str) -> str:
         """Return the host that a worker runs on; "" for one that is not there."""
@@ -195,11 +203,15 @@ class Roles:
     async def stop_loader(self, owner: Owner) -> None:
         """Let a loader go; one that is lost already is gone."""
         if owner.address in self._hosts:
-            with contextlib.suppress(Exception):  # it may be lost at this very moment
-                call = getattr(self._scheduler.rpc(owner.address), LOADER_HOST)(
-                    call="release", incarnation=owner.incarnation
-                )
-                await within(5.0, call, f"a loader on {owner.address} to close")
+            await self._tell_loader(owner, "release")
+
+    async def _tell_loader(self, owner: Owner, call: str, **arguments: Any) -> None:
+        """Call a loader that may be lost at this very moment."""
+        with contextlib.suppress(Exception):
+            told = getattr(self._scheduler.rpc(owner.address), LOADER_HOST)(
+                call=call, incarnation=owner.incarnation, **arguments
+            )
+            await within(5.0, told, f"a loader on {owner.address} to {call}")
 
     async def close(self) -> None:
         """Close the client."""

@@ -45,6 +45,8 @@ class Run:
         Packed error of a role that cannot go on.
     heard
         Incarnation of a constructor to the last version that it has taken up.
+    told
+        Wakes those who wait for constructors to take something up.
     mixtures
         All that were ever set: a run that goes back comes by them again.
     """
@@ -61,6 +63,7 @@ class Run:
     closed: str | None = None
     error: bytes | None = None
     heard: dict[str, int] = field(default_factory=dict)
+    told: Signal = field(default_factory=Signal)
     mixtures: list[MixtureEvent] = field(default_factory=list)
 
     @property
@@ -77,6 +80,7 @@ class Run:
         """Tell everybody who waits that something changed."""
         self.version += 1
         self.changed.set()
+        self.told.set()
 
     def close(self, reason: str) -> None:
         """Close it for everybody who calls from now on; the first reason stays."""

@@ -10,27 +10,28 @@ again when a rank asks for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
-from numpy.typing import NDArray
+from megadask.scheduling.share import Share
 
 #: Microbatches that are being built at a time, besides the one that is waited for.
 MOST_BUILDS = 4
 
 Slot = tuple[int, int]  # step, microbatch
-Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass
-class _Share:
+class _Held:
     """What one bucket gets of one microbatch, and the ranks that have been given it."""
 
-    arrays: Arrays
-    num_bytes: int
+    share: Share
     had: set[int] = field(default_factory=set)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.share.num_bytes
 
 
 class Shelf:
@@ -44,6 +45,8 @@ class Shelf:
         The ranks of every bucket that the constructor serves.
     most_bytes
         Of a share, where shares differ in size; None where they are alike.
+    on_leave
+        Called with every share that is let go.
     """
 
     def __init__(
@@ -51,7 +54,10 @@ class Shelf:
         limit_bytes: int,
         ranks_of: Mapping[int, frozenset[int]],
         most_bytes: int | None = None,
+        on_leave: Callable[[Share], None] = lambda share: None,
     ) -> None:
+        self._on_leave = on_leave
+        self._shares: dict[tuple[Slot, int], _Held] = {}
         self.limit_bytes = limit_bytes
         self.num_evicted = 0
         self._ranks_of = ranks_of
@@ -64,7 +70,8 @@ class Shelf:
         self._expected: set[Slot] = set()
         self._todo: dict[Slot, None] = {}  # microbatches to build, in their order
         self._low: dict[int, Slot] = {}  # what no rank of a bucket needs any more lies below
-        self._shares: dict[tuple[Slot, int], _Share] = {}
+        for key in list(self._shares):
+            self._let_go(key)
         self._reserved: dict[tuple[Slot, int], int] = {}  # bytes of what is being built
         self._evicted: set[tuple[Slot, int]] = set()
         # Of the largest share. Where shapes are static, the first one tells how large all are.
@@ -81,16 +88,16 @@ class Shelf:
         """Microbatches of which there is a share."""
         return len({slot for slot, _ in self._shares})
 
-    def get(self, slot: Slot, bucket: int) -> Arrays | None:
+    def get(self, slot: Slot, bucket: int) -> Share | None:
         """Return a share, None where it is not there."""
-        share = self._shares.get((slot, bucket))
-        return None if share is None else share.arrays
+        held = self._shares.get((slot, bucket))
+        return None if held is None else held.share
 
-    def give(self, slot: Slot, bucket: int, rank: int) -> Arrays:
+    def give(self, slot: Slot, bucket: int, rank: int) -> Share:
         """Return a share that is there, and note that a rank has it now."""
-        share = self._shares[slot, bucket]
-        share.had.add(rank)
-        return share.arrays
+        held = self._shares[slot, bucket]
+        held.had.add(rank)
+        return held.share
 
     @contextmanager
     def waiting(self, slot: Slot, bucket: int) -> Iterator[None]:
@@ -116,7 +123,7 @@ class Shelf:
         """
         self._low = dict(low)
         for slot, bucket in [key for key in self._shares if self._is_done(*key)]:
-            del self._shares[slot, bucket]
+            self._let_go((slot, bucket))
         self._evicted = {key for key in self._evicted if not self._is_done(*key)}
         first = min(low.values(), default=None)
         for slot in [slot for slot in self._expected if first is None or slot < first]:
@@ -155,16 +162,16 @@ class Shelf:
             self._todo.pop(slot, None)
         self._make_room()
 
-    def put(self, slot: Slot, built: Mapping[int, Arrays]) -> None:
+    def put(self, slot: Slot, built: Mapping[int, Share]) -> None:
         """Take the shares that were built, except those that nobody needs any more."""
         has_grown = False
-        for bucket, arrays in built.items():
-            # Ranks that encode the same items share their arrays.
-            size = sum({id(array): array.nbytes for array in arrays.values()}.values())
-            has_grown |= size > self._reserved.pop((slot, bucket))
-            self._share_bytes = max(size, self._share_bytes or 0)
-            if not self._is_done(slot, bucket):
-                self._shares[slot, bucket] = _Share(arrays, size)
+        for bucket, share in built.items():
+            has_grown |= share.num_bytes > self._reserved.pop((slot, bucket))
+            self._share_bytes = max(share.num_bytes, self._share_bytes or 0)
+            if self._is_done(slot, bucket):
+                self._on_leave(share)
+            else:
+                self._shares[slot, bucket] = _Held(share)
         if has_grown:
             self._make_room(spared={(slot, bucket) for bucket in built})
 
@@ -175,9 +182,15 @@ class Shelf:
             if excess <= 0:
                 break
             if key not in spared:
-                excess -= self._shares.pop(key).num_bytes
+                excess -= self._let_go(key)
                 self._evicted.add(key)
                 self.num_evicted += 1
+
+    def _let_go(self, key: tuple[Slot, int]) -> int:
+        """Let a share go and return its bytes."""
+        share = self._shares.pop(key).share
+        self._on_leave(share)
+        return share.num_bytes
 
     def _is_done(self, slot: Slot, bucket: int) -> bool:
         return bucket not in self._low or slot < self._low[bucket]

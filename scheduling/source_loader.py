@@ -7,7 +7,7 @@ here knows of Dask.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -86,10 +86,20 @@ class SourceLoader:
         Payload to keep ready.
     standby
         Whether it follows another loader until it is promoted.
+    lanes
+        Its own; None for all of the source.
     """
 
-    def __init__(self, spec: SourceSpec, limit_bytes: int, *, standby: bool = False) -> None:
+    def __init__(
+        self,
+        spec: SourceSpec,
+        limit_bytes: int,
+        *,
+        standby: bool = False,
+        lanes: Collection[int] | None = None,
+    ) -> None:
         self.spec = spec
+        self._lanes = frozenset(range(spec.lanes) if lanes is None else lanes)
         # Where payload is read for planned samples, what was passed on the way takes its share.
         share_bytes = limit_bytes if spec.known is None else limit_bytes // 2
         self.cache = SampleCache(share_bytes, standby=standby)
@@ -130,7 +140,7 @@ class SourceLoader:
                 self._close_lane(lane)  # a generator that has raised would look like one at its end
                 raise
             after[lane] = opened.cursor
-            if lane in ended:
+            if lane in ended or not self._owns(lane):
                 self._close_lane(lane)
         return Described(self._table(rows), after, frozenset(ended))
 
@@ -163,6 +173,19 @@ class SourceLoader:
         """Return items of samples; see `item_payload.served_items`. Raises as `serve` does."""
         return served_items(self._samples(wanted), wanted, modality)
 
+    def keep(self, lanes: Collection[int]) -> None:
+        """Own these lanes from now on; close all others, and forget what was read of them.
+
+        Whoever still asks for another one, not knowing yet that it moved, gets the same as ever;
+        nothing of it is kept.
+        """
+        self._lanes = frozenset(lanes)
+        for lane in [lane for lane in self._open if not self._owns(lane)]:
+            self._close_lane(lane)
+        if self._forward is not None:
+            self._forward.retain(self._owns)
+        self.cache.retain(lambda key: self._owns(key[1]))
+
     @property
     def num_open_lanes(self) -> int:
         """Lanes that are being read."""
@@ -175,6 +198,13 @@ class SourceLoader:
         if self._forward is not None:
             self._forward.close()
         self.cache.clear()
+
+    def _owns(self, lane: int) -> bool:
+        return lane in self._lanes
+
+    def _put(self, key: _Key, payload: Sample, size_bytes: int) -> None:
+        if self._owns(key[1]):
+            self.cache.put(key, payload, size_bytes)
 
     def _close_lane(self, lane: int) -> None:
         opened = self._open.pop(lane, None)
@@ -201,7 +231,7 @@ class SourceLoader:
             assert read.sample is not None
             payload = payload_of(read.sample, self.spec.form)
             size_bytes, checksum = weigh(payload)
-            self.cache.put((epoch, lane, read.position), payload, size_bytes)
+            self._put((epoch, lane, read.position), payload, size_bytes)
             scalars = [read.sample[name] for name in self.spec.scalars]
             items = [item_lengths(read.sample, name) for name in self.spec.form.ragged]
             targets = partial(num_targets, read.sample)
@@ -280,6 +310,8 @@ class SourceLoader:
                 key = (epoch, lane, read.position)
                 found[key] = self._checked(key, read, missing[key][1])
             close_rows(reads)
+        if self._forward is not None and not all(self._owns(lane) for _, lane, _ in missing):
+            self._forward.retain(self._owns)
         for key, (cursor, _) in missing.items():
             if key not in found:
                 raise _changed(self.spec, key, f"shard {cursor.shard} ends before row {cursor.row}")
@@ -300,7 +332,7 @@ class SourceLoader:
         if is_known and now != planned.checksum:
             got = f"checksum {now:#010x}, planned with {planned.checksum:#010x}"
             raise _changed(self.spec, key, got)
-        self.cache.put(key, payload, size_bytes)
+        self._put(key, payload, size_bytes)
         return payload
 
     def _fill(self, key: _Key, planned: Planned, reason: str) -> Sample:

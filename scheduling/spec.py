@@ -112,6 +112,10 @@ class Limits:
         Payload that one Source Loader keeps ready.
     constructor_bytes
         Payload that one Data Constructor holds, besides the microbatch that is due.
+    shared_bytes
+        Shared memory in which one Data Constructor hands batches to trainers of its host, and in
+        which they keep them; see docs/data_plane.md. Twice ``constructor_bytes`` when None; 0 for
+        none: then batches go in messages. Three batches of each bucket are admitted in any case.
     lead_steps
         Steps that may be planned beyond the slowest rank.
     reply_s
@@ -128,6 +132,7 @@ class Limits:
 
     loader_bytes: int = 64 * 2**20
     constructor_bytes: int = 256 * 2**20
+    shared_bytes: int | None = None
     lead_steps: int = 4
     reply_s: float = 60.0
     recovery_s: float = 60.0
@@ -137,12 +142,20 @@ class Limits:
     def __post_init__(self) -> None:
         for limit in fields(self):
             what, value = f"Limits({limit.name}=)", getattr(self, limit.name)
+            if value is None and limit.name == "shared_bytes":
+                continue
             if limit.name.endswith("_s"):
                 check_above_0(what, value)
             elif limit.name.endswith("_bytes"):  # may be written as 1e9
                 check_number(what, value, 0)
             else:
                 check_integer(what, value, 1)
+
+    @property
+    def most_shared_bytes(self) -> int:
+        """`shared_bytes`, or what it is where it was not given."""
+        given = self.shared_bytes
+        return max(1, int(2 * self.constructor_bytes)) if given is None else int(given)
 
 
 @dataclass(frozen=True, kw_only=True)

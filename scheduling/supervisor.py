@@ -121,6 +121,10 @@ class Supervisor(SchedulerPlugin):
             return await self._stats(known)
         if call == "reshard":
             return await reshard(known, self._custody, **arguments)
+        if call == "scale":
+            return await self._custody.scale(known, **arguments)
+        if call == "level":
+            return await self._custody.level(known)
         if call == "retire":
             runs = list(self._runs.values())
             return await retire(

@@ -6,21 +6,24 @@ the process: what a trainer needs to go on is in the supervisor's record and in 
 
 from __future__ import annotations
 
-import os
-import socket
 import time
+from itertools import islice
 from typing import Any
 
-import numpy as np
 from distributed import Client
 from numpy.typing import NDArray
 
 from megadask.planner.errors import MegaDaskError
 from megadask.scheduling.delivery import Microbatch, StepFacts, read_reply
-from megadask.scheduling.desk import GRACE_S, Desk
+from megadask.scheduling.desk import GRACE_S, Desk, process_name
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
+from megadask.scheduling.marks import Watermark
 from megadask.scheduling.point import Point
-from megadask.scheduling.record import Watermark
+from megadask.scheduling.prefetch import Prefetch
+from megadask.scheduling.receiver import Receiver
+from megadask.scheduling.segment import GoneError
+from megadask.scheduling.share import IDS
+from megadask.scheduling.track import Track
 from megadask.scheduling.turning import Turning
 
 #: How long a constructor or the supervisor holds one call before it says that it still waits.
@@ -47,7 +50,7 @@ class TrainerLink:
     timeout_s
         Longest wait for a microbatch.
     prefetch
-        Microbatches that are kept on their way.
+        Microbatches that are kept on their way; None for a number that adapts.
     keys
         Arrays to receive; None for all.
     force
@@ -61,7 +64,7 @@ class TrainerLink:
         rank: int,
         *,
         timeout_s: float,
-        prefetch: int,
+        prefetch: int | None,
         keys: tuple[str, ...] | None,
         force: bool,
     ) -> None:
@@ -69,9 +72,9 @@ class TrainerLink:
         self._run = run
         self.rank = rank
         self._timeout_s = timeout_s
-        self._prefetch = prefetch
+        self._prefetch = Prefetch(prefetch)
         self._keys = None if keys is None else list(keys)
-        self._facts: StepFacts | None = None
+        self._receiver = Receiver(rank)
         self.wait_s = 0.0
         joined = self._desk.ask("join", client=client.id, process=process_name(), force=force)
         self._token: str = joined["token"]
@@ -81,10 +84,8 @@ class TrainerLink:
         self.place: dict[str, Any] = joined["place"]
         beginning = Point.from_json(joined["beginning"])
         self._turning = Turning(self._desk, self._token, joined["pass"], beginning)
-        self._num_microbatches = 1
         self._inflight: dict[Watermark, Any] = {}
-        self._position: Watermark
-        self._begun: Watermark  # where this trainer took its rank up
+        self._track: Track
         self._mark: Watermark
         self._sent: Watermark  # the last mark that was passed on
         self._stand(joined)
@@ -94,33 +95,18 @@ class TrainerLink:
     @property
     def position(self) -> Watermark:
         """The next microbatch to read: (step, microbatch)."""
-        return self._position
+        return self._track.position
 
     @property
     def point(self) -> Point:
         """The point behind everything read, or that it is about to go back to; makes no call."""
         if self._turning.target is not None:
             return self._turning.target
-        step, microbatch = self._position
-        if self._position == (self._start.step, self._start.microbatch):
-            return self._start
-        if microbatch == 0:
-            return Point(step=step, state=self._state_before)
-        assert self._facts is not None
-        header = self._facts.header
-        return Point.of(
-            step=step,
-            state=self._state_before,
-            microbatch=microbatch,
-            microbatch_N=np.array(header["microbatch_N"], np.int64),
-            draw_digest=header["draw_digest"],
-            assignment_digest=header["assignment_digest"],
-            verdicts=header["verdicts"],
-        )
+        return self._track.point
 
     def facts(self) -> StepFacts | None:
         """Return what is known of the step at the position, waiting for it; None at the end."""
-        return None if self._arrived() is None else self._facts
+        return None if self._arrived() is None else self._track.facts
 
     def read(self) -> Microbatch | None:
         """Return the microbatch at the position and move on; None at the end of the data."""
@@ -128,17 +114,11 @@ class TrainerLink:
         if arrived is None:
             return None
         header, arrays = arrived
-        facts = self._facts
+        facts = self._track.facts
         assert facts is not None
-        step, microbatch = self._position
-        del self._inflight[self._position]
-        is_last = microbatch == facts.header["num_microbatches"] - 1
-        if is_last:
-            self._position = (step + 1, 0)
-            self._state_before = facts.header["state_after"]
-            self._facts = None
-        else:
-            self._position = (step, microbatch + 1)
+        step, microbatch = self.position
+        del self._inflight[self.position]
+        is_last = self._track.advance()
         return Microbatch(
             step=step,
             microbatch=microbatch,
@@ -146,9 +126,15 @@ class TrainerLink:
             num_loss_tokens=header["num_loss_tokens"],
             num_loss_tokens_step=facts.num_loss_tokens,
             cp_layout=header["cp_layout"],
-            ids=arrays.pop("ids"),
+            ids=arrays.pop(IDS),
             arrays=arrays,
+            is_private="shared" in header,
         )
+
+    def stats(self) -> dict[str, Any]:
+        """Return how long this rank waited, and in which way batches came."""
+        ahead = {"wait_s": self.wait_s, "prefetch": self._prefetch.count}
+        return {**ahead, **self._receiver.stats()}
 
     def consume(self, mark: Watermark) -> None:
         """Note that everything before ``mark`` was used; the next call passes it on."""
@@ -177,7 +163,8 @@ class TrainerLink:
 
     def _send_mark(self, actor: Any) -> Any:
         self._sent = self._mark
-        return actor.acknowledge(self.rank, self._token, self._generation, self._mark)
+        use = self._receiver.use()
+        return actor.acknowledge(self.rank, self._token, self._generation, self._mark, use)
 
     # Going back -------------------------------------------------------------------------------
 
@@ -218,7 +205,7 @@ class TrainerLink:
                 if left <= 0:
                     raise DeadlineError(
                         f"rank {self.rank} of {self._run} waited too long for step "
-                        f"{self._position[0]}, microbatch {self._position[1]}",
+                        f"{self.position[0]}, microbatch {self.position[1]}",
                         got=f"still waiting for {self._holdup(waiting_for)}",
                         limit=f"{self._timeout_s:g} s",
                         remedy="See service.stats(), or raise connect(timeout=).",
@@ -230,7 +217,7 @@ class TrainerLink:
                     continue
                 try:
                     self._request_ahead()
-                    header, arrays = answer = self._answer(left)
+                    header, arrays = self._answer(left)
                 except MegaDaskError:
                     raise
                 except (OSError, RuntimeError, TimeoutError) as error:
@@ -239,13 +226,14 @@ class TrainerLink:
                     continue
                 status = header["status"]
                 if status == "batch":
-                    self._note(header)
-                    return answer
+                    if (opened := self._open(header, arrays)) is None:
+                        continue
+                    return opened
                 if status == "end":
                     self.consume((header["step"], 0))
                     self.acknowledge()
                     return None
-                del self._inflight[self._position]
+                del self._inflight[self.position]
                 if status == "wait":
                     waiting_for = header["waiting_for"]
                 elif status == "closed":
@@ -254,7 +242,7 @@ class TrainerLink:
                     self._adopt()
                 elif status == "moved":
                     self._find_constructor(min(REPLACE_S, left))
-                elif status == "behind" and self._position == self._begun:
+                elif status == "behind" and self._track.is_at_start:
                     self._stand(self._look())
                 elif status == "claim":
                     raise ClaimError(
@@ -268,11 +256,15 @@ class TrainerLink:
 
     def _answer(self, left_s: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the constructor's answer about the position."""
-        held = self._inflight[self._position]
+        held = self._inflight[self.position]
         if isinstance(held, tuple):
             return held
         deadline = time.monotonic() + min(left_s, HOLD_S + GRACE_S)
-        answer = self._inflight[self._position] = read_reply(self._listen(held, deadline))
+        waited = not held.done()
+        answer = self._inflight[self.position] = read_reply(self._listen(held, deadline))
+        if "was_built" in answer[0]:
+            facts = {name: answer[0][name] for name in ("was_built", "num_bytes")}
+            self._prefetch.note(waited=waited, **facts)
         return answer
 
     def _listen(self, call: Any, deadline: float) -> Any:
@@ -304,65 +296,62 @@ class TrainerLink:
 
     def _request_ahead(self) -> None:
         """Keep the next microbatches on their way."""
-        step, microbatch = self._position
-        furthest = step + self.place["lead_steps"] + 1  # nothing is built further ahead
-        for _ in range(self._prefetch):
-            if step > furthest:
+        furthest = self.position[0] + self.place["lead_steps"] + 1  # nothing is built beyond that
+        for slot in islice(self._track.ahead(), self._prefetch.count):
+            if slot[0] > furthest:
                 break
-            if (step, microbatch) not in self._inflight:
-                self._inflight[step, microbatch] = self._request(step, microbatch)
-            microbatch += 1
-            # How many microbatches a later step has is a guess; a wrong one costs an empty answer.
-            known = self._facts if self._facts and self._facts.index == step else None
-            count = known.header["num_microbatches"] if known else self._num_microbatches
-            if microbatch >= count:
-                step, microbatch = step + 1, 0
-        for slot in [slot for slot in self._inflight if slot < self._position]:
+            if slot not in self._inflight:
+                self._inflight[slot] = self._request(slot)
+        for slot in [slot for slot in self._inflight if slot < self.position]:
             del self._inflight[slot]
         actor = self._desk.known_constructor
         if self._mark > self._sent and actor is not None:
             # No new request carried the mark; a full constructor waits for it to make room.
             self._send_mark(actor)
 
-    def _request(self, step: int, microbatch: int) -> Any:
+    def _request(self, slot: Watermark) -> Any:
         self._sent = self._mark
-        with_plan = microbatch == 0 or (step, microbatch) == self._position
+        with_plan = slot[1] == 0 or slot == self.position
         if self._key is None:
             raise RuntimeError("the constructor is being replaced")
         return self._desk.constructor(self._key).fetch(
             self.rank,
             self._token,
             self._generation,
-            (step, microbatch),
+            slot,
             self._mark,
             min(HOLD_S, self._timeout_s / 2),
             with_plan,
             self._keys,
+            self._receiver.use(),
         )
 
-    def _note(self, header: dict[str, Any]) -> None:
-        """Take up what a microbatch says of its step."""
-        if self._facts is not None:
-            return
-        plan = header["plan"]
-        self._num_microbatches = plan["num_microbatches"]
-        self._facts = StepFacts(
-            index=plan["step"],
-            num_microbatches=plan["num_microbatches"],
-            num_loss_tokens=plan["num_loss_tokens"],
-            imbalance=plan["imbalance"],
-            header=plan,
-        )
+    def _open(
+        self, header: dict[str, Any], arrays: dict[str, NDArray[Any]]
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
+        """Return what came for the position, its arrays mapped; None to ask for it again."""
+        text = arrays.pop("plan", None)
+        if "shared" in header and IDS not in arrays:
+            try:
+                mapped = self._receiver.open(header["shared"])
+            except GoneError:
+                mapped = None
+            if mapped is None:
+                self._inflight.clear()
+                self._look()
+                return None
+            arrays.update(mapped)
+        if self._track.facts is None:
+            assert text is not None
+            self._track.learn(StepFacts(**header["facts"], text=text.tobytes()))
+        return header, arrays
 
     # Where this rank stands -------------------------------------------------------------------
 
     def _stand(self, standing: dict[str, Any]) -> None:
         """Begin at the place that the supervisor has on record."""
-        self._start = Point.from_json(standing["point"])
-        self._position = self._begun = (self._start.step, self._start.microbatch)
-        self._mark = self._sent = self._position
-        self._state_before = self._start.state
-        self._facts = None
+        self._track = Track(Point.from_json(standing["point"]))
+        self._mark = self._sent = self.position
         self._inflight.clear()
         self._generation: int = standing["generation"]
         self._origin: str = standing["origin"]
@@ -371,7 +360,7 @@ class TrainerLink:
     def _look(self, lost: str | None = None, wait_s: float = 0.0) -> dict[str, Any]:
         """Learn who serves this rank now, waiting for another one than was lost."""
         standing: dict[str, Any] = self._desk.ask(
-            "look", token=self._token, step=self._position[0], lost=lost, wait_s=wait_s
+            "look", token=self._token, step=self.position[0], lost=lost, wait_s=wait_s
         )
         self._key = standing["constructor"]
         return standing
@@ -382,7 +371,7 @@ class TrainerLink:
         if standing["origin"] != self._origin:
             raise StaleError(
                 f"{self._run} went back to another state",
-                got=f"rank {self.rank} at step {self._position[0]} of an earlier generation",
+                got=f"rank {self.rank} at step {self.position[0]} of an earlier generation",
                 remedy="Load that state on every rank, or connect again.",
             )
         self._generation = standing["generation"]
@@ -391,8 +380,3 @@ class TrainerLink:
 
 def _error_bytes(arrays: dict[str, NDArray[Any]]) -> bytes | None:
     return arrays["error"].tobytes() if "error" in arrays else None
-
-
-def process_name() -> str:
-    """Return a name of this process for claims."""
-    return f"{socket.gethostname()}:{os.getpid()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -12,6 +13,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("bench_*.py"))
 
 
 @pytest.fixture
@@ -71,3 +73,14 @@ def test_small_sizes_do_not_replace_a_report(
         options = reporting.arguments(None).parse_args(words)
         folders[bool(words)] = reporting.Report("thing", "Things", options)._folder
     assert folders == {False: reporting.REPORTS, True: reporting.QUICK_REPORTS}
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_a_benchmark_has_the_common_options_and_report(path: Path) -> None:
+    calls = {
+        ast.unparse(node.func)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    }
+    assert {"reporting.arguments", "reporting.Report"} <= calls
+    assert "platform.python_version" not in calls

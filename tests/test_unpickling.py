@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import megadask as md
+from megadask.header import origin_of
 from megadask.planner.plan import Plan
 from megadask.scheduling.journal import Journal
 from megadask.scheduling.kept import last
-from megadask.service import _origin
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -74,7 +74,7 @@ def test_states_plans_and_journals_that_are_pickles_are_refused(tmp_path: Path) 
     for point in (trap.hex(), trap.decode("latin-1")):
         state = {"version": 1, "point": point, "pipeline": json.dumps(pipeline.components)}
         with pytest.raises(md.errors.StateError):
-            _origin(pipeline, state)
+            origin_of(pipeline, state)
     journal = Journal(str(tmp_path / "run"))
     journal.begin(1, trap)  # whole, by its hash
     with pytest.raises(md.errors.JournalError, match="replayed"):

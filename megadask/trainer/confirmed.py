@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from megadask.planner.errors import ConfigError
+from megadask.scheduling.marks import Watermark
 from megadask.scheduling.point import Point
-from megadask.scheduling.record import Watermark
 from megadask.scheduling.trainer_link import TrainerLink
 
 

@@ -35,7 +35,7 @@ def connect(
     rank: int | None = None,
     keys: tuple[str, ...] | list[str] | None = None,
     *,
-    prefetch: int = 4,
+    prefetch: int | None = None,
     timeout: float = 120.0,
     force: bool = False,
     security: Security | None = None,
@@ -62,7 +62,8 @@ def connect(
         The tensors to receive, by the names of docs/batches.md; when None all, or those that the
         rank's pipeline stage reads.
     prefetch
-        Microbatches that are kept on their way while the trainer computes.
+        Microbatches that are kept on their way while the trainer computes; None for a number that
+        begins small, and grows where the trainer waits for what the service had ready.
     timeout
         Longest wait for a connection or a batch, in seconds.
     force
@@ -92,7 +93,8 @@ def connect(
     DeadlineError
         The scheduler does not answer.
     """
-    check_integer("connect(prefetch=)", prefetch, 1)
+    if prefetch is not None:
+        check_integer("connect(prefetch=)", prefetch, 1)
     check_above_0("connect(timeout=)", timeout)
     if isinstance(keys, str):
         raise ConfigError("connect(keys=)", got=repr(keys), limit="a list of names")
@@ -290,7 +292,7 @@ class Loader:
     def stats(self) -> dict[str, Any]:
         """Return counts of this loader: batches given out, bytes fetched, seconds waited."""
         counts = {"batches": self._num_batches, "fetched_bytes": self._num_bytes}
-        return {"rank": self.rank, **counts, "wait_s": self._link.wait_s}
+        return {"rank": self.rank, **counts, **self._link.stats()}
 
     def close(self) -> None:
         """Acknowledge the last batch, give the rank back and disconnect. Safe to call again."""
@@ -378,7 +380,8 @@ class Loader:
         self._num_bytes += sum(array.nbytes for array in microbatch.arrays.values())
         if self._share is not None:
             microbatch = self._share.complete(microbatch)
-        batch = to_batch(microbatch, self._link.sources, shared=self._is_inproc)
+        is_shared = self._is_inproc and not microbatch.is_private
+        batch = to_batch(microbatch, self._link.sources, shared=is_shared)
         return self._form.apply(batch, is_sliced=self._is_sliced)
 
     def _note_end(self) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from megadask.scheduling.record import Watermark
+from megadask.scheduling.marks import Watermark
 from megadask.trainer.presets import Batch
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from distributed import Client, LocalCluster
 import megadask as md
 from megadask.scheduling.life import Owner
 from megadask.scheduling.record import RunRecord
+from megadask.scheduling.supervisor import Supervisor
 from megadask.scheduling.wire import SUPERVISOR
 from tests.conftest import wait_until
 from tests.megadask.helpers.ranks import run
@@ -71,10 +72,15 @@ def holder(service: md.Service, role: str) -> str:
     return (alone or loaders)[0]
 
 
+def supervisor_of(cluster: LocalCluster) -> Supervisor:
+    """Return the supervisor of a cluster whose scheduler is in this process."""
+    supervisor: Supervisor = cluster.scheduler.plugins["megadask-supervisor"]
+    return supervisor
+
+
 def record_of(cluster: LocalCluster, name: str) -> RunRecord:
     """Return the record that the supervisor of a cluster in this process guards."""
-    record: RunRecord = cluster.scheduler.plugins["megadask-supervisor"]._runs[name].record
-    return record
+    return supervisor_of(cluster)._runs[name].record
 
 
 def owners(record: RunRecord) -> dict[str, Owner]:

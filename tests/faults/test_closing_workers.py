@@ -57,11 +57,9 @@ def test_loaders_of_a_worker_that_closes_refuse(
 
 
 def test_a_worker_process_that_is_terminated(
-    cluster: LocalCluster, client: Client, name: str, whole: list[list[Seen]]
+    client: Client, name: str, pids: dict[str, int], whole: list[list[Seen]]
 ) -> None:
     """As a preempted loader job is."""
-    client.wait_for_workers(2, timeout=WAIT_S)
-    pids = client.run(os.getpid)
     with md.serve(make(), client, name=name) as service:
         lost = holder(service, "constructor")
         assert disturbed(service, 5, lambda: os.kill(pids[lost], signal.SIGTERM)) == whole

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -28,19 +27,6 @@ from tests.megadask.helpers.restore import make
 from tests.megadask.helpers.seen import Seen, drain, take
 
 pytestmark = pytest.mark.timeout(150)
-
-
-@pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
-    """Three workers, two of which are going to be lost."""
-    with make_cluster(processes=True, n_workers=3) as made:
-        yield made
-
-
-@pytest.fixture
-def client(cluster: LocalCluster) -> Iterator[Client]:
-    with Client(cluster, set_as_default=False) as made:
-        yield made
 
 
 def refused(client: Client, name: str, role: str, incarnation: str, **now: Any) -> None:
@@ -68,11 +54,14 @@ def test_earlier_lives_are_ignored(
     cluster: LocalCluster,
     client: Client,
     name: str,
+    pids: dict[str, int],
     whole: list[list[Seen]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the old planner, constructor and loaders say after their successors came is refused."""
     unseen: list[Any] = []  # what asyncio tells of errors that nobody has asked for
-    cluster.loop.asyncio_loop.set_exception_handler(lambda _, context: unseen.append(context))
+    loop = cluster.loop.asyncio_loop
+    monkeypatch.setattr(loop, "_exception_handler", lambda _, context: unseen.append(context))
     with md.serve(make(), client, name=name) as service:
         record = record_of(cluster, name)
         loaders = [connect(service, rank) for rank in range(2)]
@@ -80,7 +69,6 @@ def test_earlier_lives_are_ignored(
         # Then the planner waits in a call, which is answered when nobody is there to listen.
         assert wait_until(lambda: record.next_step - record.low[0] > md.Limits().lead_steps, WAIT_S)
         before = owners(record)
-        pids = client.run(os.getpid)
         victims = {before["planner"].address, before["constructor 0"].address}
         assert len(victims) == 2
         for worker in victims:

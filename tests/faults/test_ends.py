@@ -31,7 +31,7 @@ def test_a_closed_service_leaves_nothing(client: Client, name: str, how: str) ->
         loaders = [connect(service, rank) for rank in range(2)]
         if how == "begun":
             Ranks([partial(take, loader, 3) for loader in loaders]).results()
-    assert len(client.run(num_actors)) == 2
+    assert len(client.run(num_actors)) == 3
     assert sum(client.run(num_actors).values()) >= 2
     service.close()
     assert_nothing_is_left_on(client)

@@ -24,12 +24,6 @@ pytestmark = pytest.mark.timeout(150)
 LIMITS = md.Limits(silent_s=3.0, lead_steps=1)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with make_cluster(processes=True, n_workers=3) as made:
-        yield made
-
-
 @contextmanager
 def awake_afterwards(*pids: int) -> Iterator[None]:
     try:
@@ -55,11 +49,14 @@ def held(service: md.Service, client: Client, worker: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("role", ["loader", "constructor", "planner", "shadow"])
 def test_a_worker_that_hangs_and_wakes(
-    cluster: LocalCluster, client: Client, name: str, whole: list[list[Seen]], role: str
+    cluster: LocalCluster,
+    client: Client,
+    name: str,
+    pids: dict[str, int],
+    whole: list[list[Seen]],
+    role: str,
 ) -> None:
     """It is stopped while both ranks train, and continued before they end."""
-    client.wait_for_workers(3, timeout=WAIT_S)
-    pids = client.run(os.getpid)
     made = make(shadows=int(role == "shadow"))
     with md.serve(made, client, name=name, limits=LIMITS) as service:
         record = record_of(cluster, name)
@@ -122,11 +119,9 @@ def test_the_only_worker_hangs_and_is_used_again(name: str, whole: list[list[See
 
 
 def test_a_service_starts_beside_a_worker_that_hangs(
-    cluster: LocalCluster, client: Client, name: str, whole: list[list[Seen]]
+    client: Client, name: str, pids: dict[str, int], whole: list[list[Seen]]
 ) -> None:
     """What cannot be started there is started elsewhere, and the hung one does not delay an end."""
-    client.wait_for_workers(3, timeout=WAIT_S)
-    pids = client.run(os.getpid)
     with md.serve(make(), client, name=f"{name}-first", limits=LIMITS) as first:
         asleep = holder(first, "planner")
         with awake_afterwards(pids[asleep]):

@@ -10,7 +10,7 @@ from distributed import Client
 import megadask as md
 from tests.conftest import make_cluster, wait_until
 from tests.faults.helpers import WAIT_S, assert_nothing_is_left_on
-from tests.megadask.helpers.processes import Process, module
+from tests.megadask.helpers.processes import Process, dask_worker, module
 from tests.megadask.helpers.ranks import Ranks, connect, run, start
 from tests.megadask.helpers.restore import make
 from tests.megadask.helpers.seen import Seen, drain, take
@@ -102,11 +102,7 @@ def test_a_cluster_of_separate_processes(name: str, whole: list[list[Seen]]) -> 
         while "Scheduler at:" not in line:
             line = scheduler.wait_for("", seconds=40)
         address = line.split()[-1]
-        worker = Process(
-            *("-m", "distributed.cli.dask_worker", address, "--no-nanny", "--no-dashboard"),
-            *("--host", "127.0.0.1", "--nthreads", "1"),
-            *("--dashboard-address", "127.0.0.1:0"),
-        )
+        worker = dask_worker(address, "0", nanny=False)
         with Client(address, set_as_default=False, timeout=20) as client:
             client.wait_for_workers(1, timeout=40)
             with md.serve(make(), client, name=name) as service:
@@ -124,8 +120,4 @@ def test_a_cluster_of_separate_processes(name: str, whole: list[list[Seen]]) -> 
     finally:
         for process in (scheduler, worker):
             if process is not None:
-                process.kill()
-                process._reader.join(5)
-                for stream in (process.popen.stdin, process.popen.stdout):
-                    if stream is not None:
-                        stream.close()
+                process.end()

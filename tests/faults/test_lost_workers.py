@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import megadask as md
-from tests.conftest import make_cluster, wait_until
+from tests.conftest import wait_until
 from tests.faults.helpers import (
     WAIT_S,
     assert_nothing_is_left_on,
@@ -28,20 +27,6 @@ from tests.megadask.helpers.seen import Seen, drain, take
 pytestmark = pytest.mark.timeout(150)
 
 ROWS = [row for rows in DATA.values() for row in rows]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    """Three workers, so that one holds loaders alone; nannies start a new one for each killed."""
-    with make_cluster(processes=True, n_workers=3) as made:
-        yield made
-
-
-@pytest.fixture
-def pids(client: Client) -> dict[str, int]:
-    """The process of every worker by its address; all are there again after an earlier test."""
-    client.wait_for_workers(3, timeout=WAIT_S)
-    return client.run(os.getpid)
 
 
 @pytest.mark.parametrize("role", ["planner", "loader", "constructor"])

@@ -1,88 +1,39 @@
 """Whatever befalls a run, in whatever order: every span once, batches as in an undisturbed run.
 
-A rule-based machine over the real runtime, in one process. It always tries the same few runs;
-``MEGADASK_MACHINE=100`` tries so many others.
+Rule-based machines over the real runtime, in one process and over processes of workers. They always
+try the same few runs; ``MEGADASK_MACHINE=100`` tries so many others.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import tempfile
-from collections import Counter
-from collections.abc import Callable
+import signal
+from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster
-from hypothesis import HealthCheck, Phase, settings
+from distributed import Client
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import precondition, rule
 
-import megadask as md
-from megadask.planner.state import MixtureEvent, PlannerState
-from megadask.saved import to_saved
-from megadask.scheduling.point import Point
-from tests.conftest import make_cluster, wait_until
-from tests.megadask.helpers.ranks import Ranks, connect
-from tests.megadask.helpers.resharding import until_resharded
-from tests.megadask.helpers.restore import DATA, make
-from tests.megadask.helpers.seen import Seen, Span, see
-
-MOST_WORKERS = 4
-#: Small, so that batches are evicted and built again.
-LIMITS = md.Limits(constructor_bytes=40_000, lead_steps=2)
-#: Of one microbatch of the data, for all buckets: at least what is held beside the limit.
-MOST_BYTES = 8 * 20_000
-
-topologies = st.sampled_from([1, 2, 4])
-weights = st.fixed_dictionaries({name: st.integers(0, 3) for name in DATA}).filter(
-    lambda by_source: any(by_source.values())
-)
+from tests.conftest import LeakCheck, make_cluster, wait_until
+from tests.faults.helpers import WAIT_S, supervisor_of
+from tests.faults.machine import MOST_WORKERS, Machine, try_runs
+from tests.megadask.helpers.processes import Process, dask_worker
 
 
-class Machine(RuleBasedStateMachine):
-    """A service, its ranks, and what they have seen."""
+class OneProcess(Machine):
+    """Workers are threads."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = tempfile.mkdtemp(prefix="megadask-machine-")
-        self.events: dict[int, dict[str, float]] = {}
-        self.seen: dict[tuple[int, int], list[Seen]] = {}
-        self.saved: list[str] = []
-        self.loaders: list[md.Loader] = []
-
-    # What happens -----------------------------------------------------------------------------
-
-    @initialize(workers=st.integers(1, 3), dp=topologies, shadows=st.integers(0, 1))
-    def begin(self, workers: int, dp: int, shadows: int) -> None:
-        self.shadows = shadows
-        self.open(workers, dp, None)
-
-    @rule(count=st.integers(1, 6))
-    def train(self, count: int) -> None:
-        self.take(count)
+    workers: list[str]  # those that can be lost
 
     @precondition(lambda self: len(self.workers) > 1)
     @rule(which=st.integers(0, MOST_WORKERS), asleep=st.booleans(), meanwhile=st.booleans())
     def lose_a_worker(self, which: int, asleep: bool, meanwhile: bool) -> None:
         """It closes without a word, or is given up and goes on as if nothing were."""
         # Not what is present now: what can be lost must not depend on how fast others go.
-        lose = partial(self.lose, self.workers.pop(which % len(self.workers)), asleep)
-        if meanwhile:
-            self.take(4, disturb=lose)
-        else:
-            lose()
+        lost = self.workers.pop(which % len(self.workers))
+        self.disturb(partial(self.lose, lost, asleep), meanwhile)
 
     @precondition(lambda self: len(self.workers) < MOST_WORKERS)
     @rule()
@@ -102,150 +53,16 @@ class Machine(RuleBasedStateMachine):
             self.client.retire_workers([worker])
             assert worker not in self.present()
 
-        if meanwhile:
-            self.take(4, disturb=retire)
-        else:
-            retire()
+        self.disturb(retire, meanwhile)
         self.workers.remove(worker)
 
-    @rule(dp=topologies)
-    def reshard(self, dp: int) -> None:
-        ranks = Ranks([partial(until_resharded, iter(loader)) for loader in self.loaders])
-        step = self.service.reshard(md.ClientPlaceTree(dp=dp))
-        self.note(ranks.results())
-        assert all(key[0] < step for key in self.seen)
-        self.connect(dp)
-
-    @rule(by_source=weights)
-    def set_mixture(self, by_source: dict[str, int]) -> None:
-        chosen = {name: float(weight) for name, weight in by_source.items() if weight}
-        self.events[self.service.set_mixture(chosen)] = chosen
-
-    @rule()
-    def checkpoint(self) -> None:
-        states = {json.dumps(loader.state_dict()) for loader in self.loaders}
-        assert len(states) == 1, "the states of the ranks differ"
-        self.saved = [*self.saved, *states][-2:]
-
-    @precondition(lambda self: self.saved)
-    @rule(which=st.integers(0, 1), workers=st.integers(1, 3), dp=topologies)
-    def restore_elsewhere(self, which: int, workers: int, dp: int) -> None:
-        state = json.loads(self.saved[which % len(self.saved)])
-        self.close()
-        self.forget(state)
-        self.open(workers, dp, state)
-
-    @precondition(lambda self: self.saved)
-    @rule(which=st.integers(0, 1))
-    def go_back(self, which: int) -> None:
-        state = json.loads(self.saved[which % len(self.saved)])
-        self.forget(state)
-        for loader in self.loaders:
-            loader.load_state_dict(state)
-        self.take(1)
-
-    # What must hold ---------------------------------------------------------------------------
-
-    @invariant()
-    def every_span_comes_once(self) -> None:
-        counts = Counter(span for seen in self.seen.values() for one in seen for span in one.spans)
-        assert not [span for span, count in counts.items() if count > 1]
-
-    @invariant()
-    def the_audit_agrees(self) -> None:
-        if self.loaders:
-            audit = self.service.audit()
-            assert audit["ok"], audit
-
-    @invariant()
-    def buffers_are_bounded(self) -> None:
-        if self.loaders:
-            stats = self.service.stats()
-            for part in stats["constructors"]:
-                assert part.get("held_bytes", 0) <= LIMITS.constructor_bytes + MOST_BYTES
-            for part in [*stats["loaders"], *stats["shadows"]]:
-                assert part.get("cached_bytes", 0) <= LIMITS.loader_bytes
-
-    def teardown(self) -> None:
-        try:
-            self.close()
-            if self.seen:
-                self.compare()
-        finally:
-            shutil.rmtree(self.folder)
-
-    def compare(self) -> None:
-        """Each step has the spans that it has where nothing happens but the same events."""
-        last = max(self.seen)
-        expected = undisturbed(self.events, last[0] + 1)
-        got: dict[int, list[Span]] = {}
-        for (step, _), seen in self.seen.items():
-            got.setdefault(step, []).extend(span for one in seen for span in one.spans)
-        assert sorted(got) == list(range(last[0] + 1))
-        whole = last[0] + self.seen[last][0].is_last
-        for step in range(whole):
-            assert sorted(got[step]) == expected[step], f"step {step}"
-        if whole not in got:
-            return
-        assert set(got[whole]) < set(expected[whole]), f"step {whole}, as far as it has come"
-
-    # How --------------------------------------------------------------------------------------
+    def start_cluster(self, workers: int) -> None:
+        self.cluster = self.life.enter_context(make_cluster(processes=False, n_workers=workers))
+        self.client = self.life.enter_context(Client(self.cluster, set_as_default=False))
+        self.workers = list(self.present())
 
     def present(self) -> set[str]:
         return set(self.client.nthreads())
-
-    def open(self, workers: int, dp: int, state: dict[str, Any] | None) -> None:
-        self.cluster: LocalCluster = make_cluster(processes=False, n_workers=workers)
-        self.client = Client(self.cluster, set_as_default=False)
-        self.workers = list(self.present())
-        self.service = md.serve(
-            make(dp, loaders=2, shadows=self.shadows, epochs=None),
-            self.client,
-            checkpoint=self.folder,
-            resume=state,
-            limits=LIMITS,
-        )
-        self.connect(dp)
-
-    def connect(self, dp: int) -> None:
-        for loader in self.loaders:
-            loader.close()
-        self.loaders = [connect(self.service, rank) for rank in range(dp)]
-
-    def close(self) -> None:
-        for loader in self.loaders:
-            loader.close()
-        if self.loaders:
-            self.loaders = []
-            self.service.close()
-            self.client.close()
-            self.cluster.close()
-
-    def take(self, count: int, disturb: Callable[[], None] = lambda: None) -> None:
-        """Take batches on all ranks; disturb where rank 0 has the second one."""
-
-        def body(loader: md.Loader) -> list[Seen]:
-            seen = []
-            for number, batch in enumerate(islice(loader, count)):
-                if number == 1 and loader.rank == 0:
-                    disturb()
-                seen.append(see(batch))
-            assert len(seen) == count
-            return seen
-
-        self.note(Ranks([partial(body, loader) for loader in self.loaders]).results())
-
-    def note(self, ranks: list[list[Seen]]) -> None:
-        for seen in zip(*ranks, strict=True):
-            [key] = {(one.step, one.microbatch) for one in seen}
-            assert key not in self.seen, "a microbatch came twice"
-            assert len({(one.is_last, one.num_loss_tokens_step) for one in seen}) == 1
-            self.seen[key] = list(seen)
-
-    def forget(self, state: dict[str, Any]) -> None:
-        """What is behind a state counts as never seen."""
-        point = (state["step"], state["microbatch"])
-        self.seen = {key: seen for key, seen in self.seen.items() if key < point}
 
     def lose(self, address: str, asleep: bool) -> None:
         if asleep:
@@ -257,39 +74,143 @@ class Machine(RuleBasedStateMachine):
         self.cluster.sync(worker.close, timeout=0, executor_wait=False, nanny=False)
 
 
-def undisturbed(events: dict[int, dict[str, float]], num_steps: int) -> dict[int, list[Span]]:
-    """Return the spans of so many steps, with these mixtures, on one rank."""
-    declared = make(dp=1, epochs=None)
-    state = PlannerState.initial({source.name: source.num_lanes for source in declared.sources})
-    for step, by_source in sorted(events.items()):
-        state = state.with_event(MixtureEvent(step=step, weights=by_source))
-    origin = to_saved(declared.components, Point(step=0, state=state.to_json()))
-    spans: dict[int, list[Span]] = {}
-    with (
-        make_cluster(processes=False, n_workers=1) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        md.serve(declared, client, resume=origin) as service,
-        connect(service, 0) as loader,
-    ):
-        for step in islice(loader.steps(), num_steps):
-            seen = [see(batch) for batch in step]
-            spans[step.index] = sorted(span for one in seen for span in one.spans)
-    return spans
+class Processes(Machine):
+    """Each worker is a process, every other one with a nanny; the scheduler is in this one."""
+
+    limits = replace(Machine.limits, silent_s=2.0)
+    check: LeakCheck  # of what was there before
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hosts: dict[str, Process] = {}  # by the workers' names
+        self.asleep: dict[str, int] = {}  # the processes that are stopped
+        self.nannies: set[str] = set()  # the workers that have one
+        self.num_started = 0
+
+    @precondition(lambda self: len(self.awake) > 1)
+    @rule(which=st.integers(0, MOST_WORKERS), host=st.booleans(), meanwhile=st.booleans())
+    def kill_a_worker(self, which: int, host: bool, meanwhile: bool) -> None:
+        """With its nanny, or so that it comes again if it has one."""
+        name = sorted(self.hosts)[which % len(self.hosts)]
+        if name in self.asleep and len(self.awake) < 2:
+            return
+        pid = self.asleep.pop(name, None) or self.pid_of(name)
+        gone = host or name not in self.nannies
+
+        def kill() -> None:
+            if gone:
+                self.hosts.pop(name).end()
+            else:
+                os.kill(pid, signal.SIGKILL)
+
+        self.disturb(kill, meanwhile)
+        if not gone:
+            assert wait_until(lambda: self.find_pid(name) not in (None, pid), WAIT_S)
+
+    @precondition(lambda self: len(self.awake) > 1)
+    @rule(which=st.integers(0, MOST_WORKERS), meanwhile=st.booleans())
+    def stop_a_worker(self, which: int, meanwhile: bool) -> None:
+        """It hangs, and is given up by and by."""
+        name = self.awake[which % len(self.awake)]
+        self.asleep[name] = self.pid_of(name)
+        self.disturb(partial(os.kill, self.asleep[name], signal.SIGSTOP), meanwhile)
+
+    @precondition(lambda self: self.asleep)
+    @rule(which=st.integers(0, MOST_WORKERS), meanwhile=st.booleans())
+    def wake_a_worker(self, which: int, meanwhile: bool) -> None:
+        """It goes on where it was stopped, as if nothing were."""
+        name = sorted(self.asleep)[which % len(self.asleep)]
+        self.disturb(partial(os.kill, self.asleep.pop(name), signal.SIGCONT), meanwhile)
+
+    @precondition(lambda self: len(self.hosts) < MOST_WORKERS)
+    @rule()
+    def add_a_worker(self) -> None:
+        self.start_worker()
+        self.wait_for_workers()
+
+    @precondition(lambda self: len(self.awake) > 1)
+    @rule(which=st.integers(0, MOST_WORKERS), meanwhile=st.booleans())
+    def retire_a_worker(self, which: int, meanwhile: bool) -> None:
+        name = self.awake[which % len(self.awake)]
+        self.wait_for_workers()
+
+        def retire() -> None:
+            self.client.retire_workers([self.service.retire(name)])
+            assert self.find_pid(name) is None
+
+        self.disturb(retire, meanwhile)
+        host = self.hosts.pop(name)
+        assert host.popen.wait(WAIT_S) == 0
+        host.end()
+
+    def start_cluster(self, workers: int) -> None:
+        self.cluster = self.life.enter_context(make_cluster(processes=True, n_workers=0))
+        self.client = self.life.enter_context(Client(self.cluster, set_as_default=False))
+        self.life.callback(self.end_workers)
+        for _ in range(workers):
+            self.start_worker()
+        self.client.wait_for_workers(workers, timeout=WAIT_S)
+
+    def close(self) -> None:
+        super().close()
+        assert wait_until(lambda: not self.check.left()), f"left behind: {self.check.left()}"
+
+    @property
+    def awake(self) -> list[str]:
+        return sorted(set(self.hosts) - set(self.asleep))
+
+    def start_worker(self) -> None:
+        name = f"worker-{self.num_started}"
+        if nanny := bool(self.num_started % 2):
+            self.nannies.add(name)
+        self.num_started += 1
+        self.hosts[name] = dask_worker(self.cluster.scheduler_address, name, nanny=nanny)
+
+    def end_workers(self) -> None:
+        for pid in self.asleep.values():
+            os.kill(pid, signal.SIGCONT)
+        self.asleep = {}
+        for host in self.hosts.values():
+            host.end()
+        self.hosts = {}
+        assert wait_until(lambda: not self.cluster.scheduler.workers, WAIT_S)
+
+    def wait_for_workers(self) -> None:
+        """All that are awake can hold roles again."""
+        assert wait_until(lambda: set(self.awake) <= self.able(), WAIT_S)
+
+    def able(self) -> set[str]:
+        """Return the names of the workers that can hold roles."""
+        scheduler = self.cluster.scheduler
+        known = {address: str(worker.name) for address, worker in scheduler.workers.items()}
+        return {known[one] for one in supervisor_of(self.cluster)._roles.workers() if one in known}
+
+    def find_pid(self, name: str) -> int | None:
+        """Return the process of a worker, None while it is away."""
+        address = self.cluster.scheduler.aliases.get(name)
+        if address is None:
+            return None
+        try:
+            return self.client.run(os.getpid, workers=[address])[address]
+        except OSError:
+            return None  # it was killed, and the scheduler is about to know it
+
+    def pid_of(self, name: str) -> int:
+        assert wait_until(lambda: self.find_pid(name), WAIT_S)
+        pid = self.find_pid(name)
+        assert pid is not None
+        return pid
 
 
 @pytest.mark.timeout(600)
-def test_whatever_happens() -> None:
-    asked = os.environ.get("MEGADASK_MACHINE")
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=int(asked or 5),
-            stateful_step_count=10,
-            derandomize=asked is None,
-            deadline=None,
-            database=None,
-            report_multiple_bugs=False,
-            phases=[Phase.generate],  # what depends on a race does not shrink
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+def test_whatever_happens_to_processes(no_leaks: LeakCheck) -> None:
+    Processes.check = no_leaks
+    with make_cluster(processes=False):
+        pass  # leaves thread pools that stay
+    no_leaks(spare_fds=8)
+    try_runs(Processes, examples=3, rules=8)
+
+
+@pytest.mark.timeout(600)
+def test_whatever_happens_in_one_process() -> None:
+    try_runs(OneProcess, examples=5, rules=10)

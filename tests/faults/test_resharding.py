@@ -46,10 +46,13 @@ def test_old_constructors_hear_nothing_of_a_smaller_mesh(
 
 @pytest.mark.parametrize("role", ["planner", "loader", "constructor"])
 def test_a_worker_is_killed_meanwhile(
-    cluster: LocalCluster, client: Client, name: str, whole: list[list[Seen]], role: str
+    cluster: LocalCluster,
+    client: Client,
+    name: str,
+    pids: dict[str, int],
+    whole: list[list[Seen]],
+    role: str,
 ) -> None:
-    client.wait_for_workers(2, timeout=WAIT_S)
-    pids = client.run(os.getpid)
     with md.serve(make(), client, name=name) as service:
         record, lost = record_of(cluster, name), holder(service, role)
         before, _, step = resharded(

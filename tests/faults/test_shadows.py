@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,6 @@ from tests.megadask.helpers.restore import DATA, make
 from tests.megadask.helpers.seen import Seen, drain, take
 
 pytestmark = pytest.mark.timeout(150)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with make_cluster(processes=True, n_workers=3) as made:
-        yield made
-
-
-@pytest.fixture
-def pids(client: Client) -> dict[str, int]:
-    client.wait_for_workers(3, timeout=WAIT_S)
-    return client.run(os.getpid)
 
 
 def shadowed(**options: Any) -> md.Pipeline:

@@ -104,6 +104,7 @@ def test_a_strategy_may_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("encode: microbatch", "encode: mb", "select(encode=)"),
         ("words: {distribute", "words: {mix", "select"),
         ("topology: {dp: 2, cp: 2}", "topology: [2, 2]", "topology"),
+        ("{Packed:", "{Pakced:", "or one of ['Fixed', 'Packed', 'Padded']"),
         ("seq_len: 64", "seq_len: [", "not YAML"),
         ("reader: {Jsonl: web.jsonl}", "lanes: 3", "no reader"),
     ],

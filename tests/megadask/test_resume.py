@@ -636,6 +636,35 @@ def test_a_resumed_run_has_the_mixture_that_was_set(
     assert [share_of_b(joined, step) for step in (6, 7, 8, 9)] == [4, 4, 6, 6]
 
 
+@pytest.mark.parametrize("later", [0, 3])
+def test_a_state_inside_the_step_whose_draw_a_mixture_changed_says_so_itself(
+    client: Client, name: str, later: int
+) -> None:
+    """The state before that step was committed before the mixture was set; there is no journal.
+
+    later: by so many steps another mixture follows, which was set by then, too.
+    """
+    made = mixed(micro_batch=1)
+    limits = md.Limits(lead_steps=1)
+    with md.serve(made, client, name=name, limits=limits) as service:
+        first = run(service, lambda loader: take_steps(loader, 1))
+        step = service.set_mixture({"a": 1.0, "b": 3.0})
+        if later:
+            assert service.set_mixture({"a": 3.0, "b": 1.0}, at_step=step + later) == step + later
+        before = run(service, lambda loader: take_steps(loader, step - 1))
+        parts = run(service, lambda loader: (take(loader, 1), loader.state_dict()))
+        rest = run(service, drain)
+    state = parts[0][1]
+    assert (state["step"], state["microbatch"]) == (step, 1)
+    assert all(saved == state for _, saved in parts)
+    with md.serve(made, client, name=name, limits=limits, resume=state) as service:
+        assert run(service, drain) == rest
+        assert service.audit()["ok"]
+    joined = [[*f, *b, *p, *r] for f, b, (p, _), r in zip(first, before, parts, rest, strict=True)]
+    shares = [share_of_b(joined, step + number) for number in (-1, 0, 1, 2, 3)]
+    assert shares == [4, 6, 6, 6, 2 if later else 6]
+
+
 def test_going_back_keeps_the_mixture_that_was_set(client: Client, name: str) -> None:
     with md.serve(mixed(), client, name=name, limits=md.Limits(lead_steps=1)) as service:
 
@@ -656,9 +685,9 @@ def test_going_back_keeps_the_mixture_that_was_set(client: Client, name: str) ->
     assert [share_of_b([once for once, _ in results], step) for step in (5, 6)] == [4, 6]
 
 
-def mixed() -> md.Pipeline:
+def mixed(**options: Any) -> md.Pipeline:
     data = {"a": records([32] * 120), "b": records([32] * 120, first=200)}
-    return pipeline(data, seq_len=32, global_batch=8)
+    return pipeline(data, seq_len=32, global_batch=8, **options)
 
 
 def share_of_b(ranks: Sequence[Sequence[Seen]], step: int) -> int:

@@ -74,3 +74,14 @@ def test_a_sample_of_no_bytes_is_kept() -> None:
     cache = SampleCache(0)
     cache.put("a", {"key": "a"}, 0)
     assert cache.get("a") == {"key": "a"}
+
+
+def test_what_is_retained_stays_as_it_was() -> None:
+    cache = SampleCache(100)
+    for number in range(4):
+        cache.put(number, {"key": number}, 10)
+    cache.get(0)
+    cache.get(1)
+    cache.retain(lambda number: number % 2 == 0)
+    assert (cache.bytes, len(cache)) == (20, 2)
+    assert [cache.get(number) for number in range(4)] == [{"key": 0}, None, {"key": 2}, None]

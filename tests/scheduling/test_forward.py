@@ -47,6 +47,25 @@ def places(source: SourceSpec, epoch: int, lane: int) -> list[LaneCursor]:
     return [LaneCursor(position=r.position, shard=r.shard, row=r.row) for r in reads]
 
 
+def test_a_lane_that_is_not_retained_is_closed_and_read_again() -> None:
+    payload = CutReader(numbered(4, 4))
+    source = spec(payload, lanes=2)
+    one = Forward(source, 10**6)
+    last = {lane: places(source, 0, lane)[-2:-1] for lane in range(2)}
+    before = {lane: list(one.read(0, lane, last[lane])) for lane in range(2)}
+    assert payload.num_open == 2
+    one.retain(lambda lane: lane == 1)
+    assert payload.num_open == 1
+    assert {key[1] for key in one._passed} == {1}
+    [again] = one.read(0, 0, last[0])
+    assert again.sample is not None
+    assert before[0][0].sample is not None
+    np.testing.assert_array_equal(again.sample["tokens"], before[0][0].sample["tokens"])
+    one.close()
+    assert payload.num_open == 0
+    assert one._bytes == 0
+
+
 @settings(laws, max_examples=60)
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4),

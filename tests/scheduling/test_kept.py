@@ -108,7 +108,7 @@ class Life:
         assert kept.assignment_digest == record.assignment_digest
         assert kept.low[0] == record.low[0]
         *_, again = replay(Journal(self.path).read(record.generation))
-        assert again == kept, "from the first object that is kept on it is not the same"
+        assert again.kept() == kept, "from the first object that is kept on it is not the same"
 
 
 @laws

@@ -13,6 +13,7 @@ from megadask.planner.batching import Packed
 from megadask.planner.draw import DrawRules
 from megadask.planner.errors import StateError
 from megadask.planner.ids import Verdict
+from megadask.planner.state import MixtureEvent, events_in
 from megadask.scheduling.point import Point, verdicts_of
 from tests.fakes import Driver, MemorySource, Record, ok
 from tests.strategies import laws
@@ -32,6 +33,12 @@ def points(draw: st.DrawFn) -> Point:
         draw_digest=draw(names),
         assignment_digest=draw(names),
         verdicts=draw(st.lists(st.tuples(names, numbers, numbers, numbers, st.integers(1, 3)))),
+        events=draw(
+            st.lists(
+                st.tuples(numbers, st.dictionaries(names, st.floats(0.1, 1.0), max_size=3)),
+                max_size=3,
+            )
+        ),
     )
 
 
@@ -63,6 +70,7 @@ def test_the_bitmap_says_what_was_consumed(microbatches: list[int], microbatch: 
         draw_digest="",
         assignment_digest="",
         verdicts=(),
+        events=(),
     )
     read = Point.from_json(point.to_json())
     assert read.consumed_N(len(microbatches)).tolist() == (microbatch_N < microbatch).tolist()
@@ -88,6 +96,31 @@ def test_a_point_inside_a_plan_says_what_it_passed_over() -> None:
     assert Point.inside(type(plan).from_arrow(plan.to_arrow()), state, 1) == point
 
 
+def test_a_point_inside_a_plan_says_which_mixtures_were_set_when_it_was_drawn() -> None:
+    """The state before it may lack them; sources may have any name."""
+    batching = Packed(seq_len=4, global_batch=2)
+    names = ("events", '"events":[', "b")
+    sources = [MemorySource(name, k, [ok(4, 4, 4)], batching) for k, name in enumerate(names)]
+    driver = Driver(sources, DrawRules(batching=batching))
+    driver.draw()
+    before = driver.state.to_json()
+    assert events_in(before) == []
+    event = MixtureEvent(step=1, weights={"b": 0.25})
+    later = MixtureEvent(step=7, weights={"events": 1.0, "b": 3})
+    driver.state = driver.state.with_event(event).with_event(later)
+    point = Point.inside(driver.plan(), before, 1)
+    assert point.mixture_events() == (event, later)
+    assert Point.from_json(point.to_json()).mixture_events() == (event, later)
+
+
+def test_a_point_of_the_first_version_is_read() -> None:
+    """It had no events."""
+    point = Point(step=3, state="state", microbatch=1, verdicts=(("a", 0, 0, 1, 1),))
+    data = {**json.loads(point.to_json()), "version": 1}
+    del data["events"]
+    assert Point.from_json(json.dumps(data)) == point
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -99,6 +132,7 @@ def test_a_point_inside_a_plan_says_what_it_passed_over() -> None:
         '{"version": 1}',
         '{"version": 1, "verdicts": []}',
         '{"version": 1, "step": 0, "state": "", "verdicts": [], "more": 1}',
+        '{"version": 2, "step": 0, "state": "", "verdicts": [], "events": [[1, [[1]]]]}',
     ],
 )
 def test_a_text_that_is_no_point_is_refused(text: str) -> None:
@@ -107,6 +141,6 @@ def test_a_text_that_is_no_point_is_refused(text: str) -> None:
 
 
 def test_a_point_of_another_version_is_refused() -> None:
-    text = json.dumps({**json.loads(Point(step=0, state="").to_json()), "version": 2})
-    with pytest.raises(StateError, match=r"version.*2.*1"):
+    text = json.dumps({**json.loads(Point(step=0, state="").to_json()), "version": 3})
+    with pytest.raises(StateError, match=r"version.*3.*2"):
         Point.from_json(text)

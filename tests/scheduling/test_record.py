@@ -125,7 +125,7 @@ def test_plans_are_committed_in_turn() -> None:
     assert run.commit(second)
     assert sorted(run.record.plans) == [0, 1]
     assert run.record.next_step == 2
-    assert run.record.plans[1].data == second.to_arrow()
+    assert run.record.plans[1].plan.to_arrow() == second.to_arrow()
 
 
 @pytest.mark.parametrize("incarnation", ["planner-0", ""])

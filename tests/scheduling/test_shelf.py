@@ -9,14 +9,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from megadask.scheduling.shelf import MOST_BUILDS, Arrays, Shelf, Slot
+from megadask.scheduling.share import IDS, Share
+from megadask.scheduling.shelf import MOST_BUILDS, Shelf, Slot
 
 SHARE = 40  # bytes
 MICROBATCHES = 3
 
 
-def arrays(slot: Slot, bucket: int) -> Arrays:
-    return {"tokens": np.array([*slot, bucket, 0, 0], np.int64)}
+def share(*layouts: dict[str, np.ndarray]) -> Share:
+    """Return a share of as many ranks."""
+    ranks = range(len(layouts))
+    return Share(dict(enumerate(layouts)), dict.fromkeys(ranks, 0), dict.fromkeys(ranks, ()))
+
+
+def share_of(slot: Slot, bucket: int, size: int = 5) -> Share:
+    return share({"tokens": np.array([*slot, bucket, 0, 0], np.int64)[:size]})
 
 
 def shelf(limit: int, buckets: int = 2, steps: int = 4, most_bytes: int | None = None) -> Shelf:
@@ -35,7 +42,7 @@ def build(made: Shelf) -> list[tuple[Slot, list[int]]]:
     while (wanted := made.next_build()) is not None:
         slot, buckets = wanted
         made.reserve(slot, buckets)
-        made.put(slot, {bucket: arrays(slot, bucket) for bucket in buckets})
+        made.put(slot, {bucket: share_of(slot, bucket) for bucket in buckets})
         built.append((slot, buckets))
     return built
 
@@ -60,7 +67,7 @@ def test_a_share_larger_than_was_thought_takes_the_place_of_what_lies_ahead() ->
     made.give((0, 1), 1, 1)
     slot, buckets = made.next_build() or ((0, 0), [])
     made.reserve(slot, buckets)
-    large = {0: {"image": np.zeros(3 * SHARE, np.uint8)}, 1: arrays(slot, 1)}
+    large = {0: share({"image": np.zeros(3 * SHARE, np.uint8)}), 1: share_of(slot, 1)}
     made.put(slot, large)
     assert made.held_bytes <= made.limit_bytes
     assert held(made, 0) == held(made, 1) == [(0, 2), slot]
@@ -72,7 +79,8 @@ def test_arrays_that_ranks_share_count_once() -> None:
     slot, buckets = made.next_build() or ((0, 0), [])
     made.reserve(slot, buckets)
     image = np.zeros(SHARE, np.uint8)
-    made.put(slot, {0: {"@0:image": image, "@1:image": image}})
+    ids = np.zeros((6, 3), np.int64)  # few, and never as many: they do not count
+    made.put(slot, {0: share({"image": image, IDS: ids}, {"image": image, IDS: ids})})
     assert made.held_bytes == SHARE
 
 
@@ -142,8 +150,8 @@ class Ranks(RuleBasedStateMachine):
 
     most_bytes: int | None = None
 
-    def arrays(self, slot: Slot, bucket: int) -> Arrays:
-        return arrays(slot, bucket)
+    def share(self, slot: Slot, bucket: int) -> Share:
+        return share_of(slot, bucket)
 
     @initialize(limit=st.integers(0, 8), buckets=st.integers(1, 3))
     def begin(self, limit: int, buckets: int) -> None:
@@ -177,7 +185,7 @@ class Ranks(RuleBasedStateMachine):
 
     def give(self, bucket: int, index: int) -> None:
         slot = self.planned[index]
-        got = self.shelf.give(slot, bucket, bucket)["tokens"].tolist()
+        got = self.shelf.give(slot, bucket, bucket).arrays_of[0]["tokens"].tolist()
         assert got[:3] == [*slot, bucket]
         self.at[bucket] = max(self.at[bucket], index + 1)
 
@@ -198,7 +206,7 @@ class Ranks(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         number = data.draw(st.integers(0, len(self.building) - 1))
         slot, buckets = self.building.pop(number)
-        self.shelf.put(slot, {bucket: self.arrays(slot, bucket) for bucket in buckets})
+        self.shelf.put(slot, {bucket: self.share(slot, bucket) for bucket in buckets})
         self.num_built += 1
         for bucket, index in list(self.waits):  # whoever waits wakes at once
             if index < len(self.planned) and self.shelf.get(self.planned[index], bucket):
@@ -243,9 +251,9 @@ class UnevenRanks(Ranks):
 
     most_bytes = SHARE
 
-    def arrays(self, slot: Slot, bucket: int) -> Arrays:
+    def share(self, slot: Slot, bucket: int) -> Share:
         step, microbatch = slot
-        return {"tokens": np.array([*slot, bucket, 0, 0], np.int64)[: 3 + (step + microbatch) % 3]}
+        return share_of(slot, bucket, 3 + (step + microbatch) % 3)
 
 
 TestRanks = Ranks.TestCase

@@ -221,6 +221,37 @@ def test_metadata_does_not_depend_on_who_reads_which_lane_in_which_steps(
         assert one.spec.reader.num_open == 0  # type: ignore[attr-defined]
 
 
+@laws
+@given(shard_lists, st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1), st.data())
+def test_lanes_that_come_and_go_change_nothing_and_leave_nothing(
+    shards: list[list[Any]], num_lanes: int, steps: list[int], data: st.DataObject
+) -> None:
+    """Between any two calls; calls for lanes that are not its own are answered too."""
+    content = mixed(shards)
+    options: dict[str, Any] = {"lanes": num_lanes, "on_error": "skip", "transform": fail_on_request}
+    one = SourceLoader(spec(MemoryReader(content), **options), PLENTY)
+    other = SourceLoader(spec(MemoryReader(content), **options), PLENTY)
+    good = everything(other).take(everything(other)["verdict"] == Verdict.OK)
+    cursors = dict.fromkeys(range(num_lanes), START)
+    for step in steps:
+        own = data.draw(st.sets(st.integers(0, num_lanes - 1)))
+        one.keep(own)
+        assert set(one._open) <= own
+        until = step + max((at.position for at in cursors.values()), default=0)
+        described, expected = (each.describe(0, cursors, until) for each in (one, other))
+        assert_equal(described.table, expected.table)
+        assert (described.cursors, described.ended) == (expected.cursors, expected.ended)
+        cursors = {k: at for k, at in described.cursors.items() if k not in described.ended}
+        if good.num_rows:
+            served = one.serve(good)
+            for name, array in other.serve(good).items():
+                np.testing.assert_array_equal(served[name], array)
+        assert set(one._open) <= own
+        assert {lane for _, lane, _ in (*one.cache._fresh, *one.cache._served)} <= own
+    one.close()
+    assert one.spec.reader.num_open == 0  # type: ignore[attr-defined]
+
+
 def test_asking_again_from_an_earlier_cursor_gives_the_same() -> None:
     one = loader(documents(1, 2, 3), documents(4, 5, first=3))
     first = one.describe(0, {0: START}, 2)

@@ -62,6 +62,23 @@ class Process:
         self.popen.kill()
         self.popen.wait(10)
 
+    def end(self) -> None:
+        """End the process at once, and everything of it here."""
+        self.kill()
+        self._reader.join(5)
+        for stream in (self.popen.stdin, self.popen.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def dask_worker(address: str, name: str, *, nanny: bool) -> Process:
+    """Start a worker of a Dask cluster, with a nanny that starts it again, or without."""
+    return Process(
+        *("-m", "distributed.cli.dask_worker", address, "--name", name),
+        *("--nanny" if nanny else "--no-nanny", "--no-dashboard", "--nthreads", "1"),
+        *("--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0", "--memory-limit", "0"),
+    )
+
 
 @contextmanager
 def module(name: str, *arguments: str, environ: dict[str, str] | None = None) -> Iterator[Process]:
@@ -70,8 +87,4 @@ def module(name: str, *arguments: str, environ: dict[str, str] | None = None) ->
     try:
         yield process
     finally:
-        process.kill()
-        process._reader.join(5)
-        for stream in (process.popen.stdin, process.popen.stdout):
-            if stream is not None:
-                stream.close()
+        process.end()

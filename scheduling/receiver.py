@@ -1,0 +1,87 @@
+"""The trainer's end of shared memory: maps what the constructor tells of, and says what is in use.
+
+What it maps is private to the process: tensors may be changed in place, and nobody else sees it.
+They keep their memory for as long as they are there, whatever becomes of the constructor.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from megadask.scheduling.segment import GoneError, host_identity, map_segment
+from megadask.scheduling.share import Arrays, arrays_in, parts_of
+
+logger = logging.getLogger(__name__)
+
+#: So often in a row a batch may be gone before it is mapped: more often it is not to be seen.
+MOST_GONE = 3
+
+
+class Receiver:
+    """Opens batches that lie in shared memory, for one loader.
+
+    Parameters
+    ----------
+    rank
+        For what it logs.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._host = host_identity()
+        self._held: set[int] = set()
+        # Tensors may end in any thread, also in the middle of anything that this one does.
+        self._let_go: deque[int] = deque()
+        self._num_gone = 0  # in a row
+        self.num_shared = 0
+        self.why_not = "" if self._host else "this system has no memfd or /proc"
+
+    def use(self) -> list[Any]:
+        """Return what to tell the constructor: on which host this is, and what is in use."""
+        while self._let_go:
+            self._held.discard(self._let_go.popleft())
+        return [self._host, list(self._held)]
+
+    def stats(self) -> dict[str, Any]:
+        """Return how many batches were mapped, and why no others, if any reason is known."""
+        return {"shared_batches": self.num_shared, "why_not_shared": self.why_not}
+
+    def open(self, told: Mapping[str, Any]) -> Arrays | None:
+        """Return the arrays that `Ring.give` told of; None if they cannot be had in this way.
+
+        Raises
+        ------
+        GoneError
+            They, or the constructor, are there no more; ask again.
+        """
+        where, content = told["arrays"], int(told["content"])
+        parts = parts_of(where)
+        size = max((end for _, end in parts), default=0)
+        try:
+            mapped = map_segment(told["process"], told["number"], told["name"], size, parts)
+        except OSError as error:
+            self._num_gone += isinstance(error, GoneError)
+            if isinstance(error, GoneError) and self._num_gone < MOST_GONE:
+                raise
+            self._host = None
+            self.why_not = f"{type(error).__name__}: {error}"
+            logger.warning(
+                "rank %d cannot map the batches of its constructor, though it is on the same host; "
+                "they come over the network from now on: %s",
+                self._rank,
+                self.why_not,
+            )
+            return None
+        self._num_gone = 0
+        memory = np.frombuffer(mapped, np.uint8)
+        self._held.add(content)
+        ended = weakref.finalize(mapped, self._let_go.append, content)
+        ended.atexit = False
+        self.num_shared += 1
+        return arrays_in(memory, where)

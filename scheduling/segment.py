@@ -1,0 +1,124 @@
+"""Shared memory of the host: segments that a process makes, and that others map by themselves.
+
+A segment is a memfd: it has no name in any folder, and ends with the last process that has it open
+or mapped, whatever they die of. Others open it through ``/proc`` by the maker's process id and the
+number of its descriptor; its own name, which nobody guesses, tells that it is the one meant.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import uuid
+import weakref
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+#: ``MADV_POPULATE_READ`` of Linux 5.14: map pages ahead of their use, for reading.
+_POPULATE_READ = 22
+
+
+class GoneError(OSError):
+    """The segment, or the process that made it, is there no more."""
+
+
+class Segment:
+    """A piece of shared memory of this process, written once so that its pages are there.
+
+    Parameters
+    ----------
+    num_bytes
+        Its size.
+
+    Raises
+    ------
+    OSError
+        There is no memory, or no descriptor, to be had.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.name = f"megadask-{uuid.uuid4().hex}"
+        self.number = os.memfd_create(self.name)
+        try:
+            # Not ftruncate: memory that is missing is an error here, and a fatal signal later.
+            os.posix_fallocate(self.number, 0, num_bytes)
+            mapped = mmap.mmap(self.number, num_bytes)
+        except BaseException:
+            os.close(self.number)
+            raise
+        self.bytes: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
+        #: Lets go of it, once; its memory stays as long as somebody has it mapped.
+        self.close = weakref.finalize(self, os.close, self.number)
+
+
+def map_segment(
+    process: int, number: int, name: str, size: int, parts: Iterable[tuple[int, int]]
+) -> mmap.mmap:
+    """Return a segment as private memory: what is written to it nobody else sees.
+
+    Parameters
+    ----------
+    process, number, name
+        Who made it, and what it is called.
+    size
+        How much of it to map, in bytes.
+    parts
+        First byte and end of what will be read.
+
+    Raises
+    ------
+    GoneError
+        It is there no more.
+    OSError
+        It cannot be opened or mapped.
+    """
+    path, link = f"/proc/{process}/fd/{number}", f"/memfd:{name} (deleted)"
+    try:
+        if os.readlink(path) != link:  # first, as opening may have effects
+            raise GoneError(f"{path} is another file")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise GoneError(f"{path} is gone") from error
+    try:
+        if os.readlink(f"/proc/self/fd/{descriptor}") != link:
+            raise GoneError(f"{path} is another file")
+        mapped = mmap.mmap(
+            descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
+    finally:
+        os.close(descriptor)
+    _populate(mapped, parts)
+    return mapped
+
+
+def _populate(mapped: mmap.mmap, parts: Iterable[tuple[int, int]]) -> None:
+    """Map the pages of some parts at once, where the kernel can; else they come one by one."""
+    page = mmap.PAGESIZE
+    try:
+        for first, end in parts:
+            start = first // page * page
+            mapped.madvise(_POPULATE_READ, start, end - start)
+    except OSError as error:
+        logger.debug("no pages ahead: %s", error)
+
+
+@cache
+def host_identity() -> str | None:
+    """Return a name that two processes have in common if they can map each other's segments.
+
+    None where there are none: not on Linux, or without ``/proc``.
+    """
+    if not hasattr(os, "memfd_create"):
+        return None
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
+    except OSError:
+        return None

@@ -1,0 +1,92 @@
+"""Laws of the parts of a plan: together they are the plan, and each delivers what it would."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megadask.planner.batching import Packed
+from megadask.planner.draw import DrawRules
+from megadask.planner.ids import Verdict
+from megadask.planner.plan import Plan
+from megadask.scheduling.point import Point, verdicts_of
+from megadask.scheduling.portions import Portion, Portions, microbatches_of
+from tests.fakes import Driver, MemorySource, Record, ok
+from tests.strategies import laws
+
+NUM_BUCKETS = 4
+
+
+def planned(num_buckets: int, num_steps: int) -> list[Plan]:
+    """Return the plans of some steps, of several microbatches and with verdicts."""
+    batching = Packed(seq_len=4, global_batch=2 * num_buckets)
+    odd = [Record(4), Record(0, Verdict.FILTERED), Record(0, Verdict.SKIPPED)]
+    documents = ok(*[4] * 40 * num_buckets)
+    made = [
+        MemorySource("a", 0, [[*odd, *documents], documents], batching),
+        MemorySource("b", 1, [ok(*[2, 6] * 40 * num_buckets)], batching),
+    ]
+    rules = DrawRules(batching=batching, epochs=1)
+    driver = Driver(made, rules, num_buckets=num_buckets)
+    return [driver.place(driver.draw()) for _ in range(num_steps)]
+
+
+PLANS = planned(NUM_BUCKETS, 3)
+
+
+@laws
+@given(st.sampled_from(PLANS), st.permutations(range(NUM_BUCKETS)), st.integers(1, NUM_BUCKETS))
+def test_parts_tile_the_plan(plan: Plan, order: list[int], count: int) -> None:
+    rows = []
+    for first in range(count):
+        buckets = order[first::count]
+        part = Portion.read(Portions(plan).of(buckets))
+        rows += part.row_N.tolist()
+        for bucket in buckets:
+            for microbatch in range(plan.num_microbatches):
+                mine = part.plan.rows_of(bucket, microbatch)
+                whole = plan.rows_of(bucket, microbatch)
+                np.testing.assert_array_equal(part.row_N[mine], whole)
+                assert part.plan.sample_ids(mine) == plan.sample_ids(whole)
+                for name in ("start", "stop", "checksum"):
+                    np.testing.assert_array_equal(
+                        part.plan.table[name][mine], plan.table[name][whole]
+                    )
+    assert sorted(rows) == list(range(plan.table.num_rows))
+
+
+@laws
+@given(st.sampled_from(PLANS), st.integers(0, NUM_BUCKETS - 1))
+def test_a_part_knows_of_the_whole_step(plan: Plan, bucket: int) -> None:
+    part = Portion.read(Portions(plan).of([bucket]))
+    assert part.plan.step == plan.step
+    assert part.plan.num_microbatches == plan.num_microbatches > 1
+    assert part.plan.assignment_digest == plan.assignment_digest
+    assert part.facts["imbalance"] == plan.imbalance
+    text = json.loads(part.text.tobytes())
+    assert text["state_after"] == plan.state
+    for microbatch in range(1, plan.num_microbatches):
+        made = Point.of(
+            step=plan.step,
+            state="",
+            microbatch=microbatch,
+            microbatch_N=microbatches_of(text),
+            draw_digest=text["draw_digest"],
+            assignment_digest=text["assignment_digest"],
+            verdicts=text["verdicts"],
+            events=text["events"],
+        )
+        assert made == Point.inside(plan, "", microbatch)
+    assert tuple(map(tuple, text["verdicts"])) == verdicts_of(plan)
+
+
+def test_a_part_does_not_grow_with_the_ranks() -> None:
+    """What each of N constructors is told of a step of N times as many spans."""
+    small, large = (planned(ranks, 2)[1] for ranks in (4, 64))
+    assert large.table.num_rows > 10 * small.table.num_rows
+    sizes = [len(Portions(plan).of([0])["plan"]) for plan in (small, large)]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.1)
