@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +70,9 @@ def test_step_times_are_those_that_were_measured(bench: Any) -> None:
     beyond_launch = np.subtract(times.seconds[1:], times.launch_s)
     assert times.of_documents(times.tokens[1:]) == pytest.approx(beyond_launch)
     assert times.of_microbatch([64, 0, 4096]) == pytest.approx(sum(times.of_documents([64, 4096])))
+    floored = replace(times, floor_tokens=1024, scale=2.0)
+    assert floored.of_microbatch([3, 5]) == pytest.approx(2 * times.of_microbatch([1024]))
+    assert floored.of_microbatch([4096]) == pytest.approx(2 * times.of_microbatch([4096]))
     lengths = np.arange(1, 70_000, 7)
     assert (np.diff(times.of_documents(lengths)) > 0).all()
 

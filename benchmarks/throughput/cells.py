@@ -50,8 +50,8 @@ class Cell:
         Seconds that a mean step is scaled to.
     attention
         Factors by which the planner's quadratic term is off in further rows.
-    with_launch
-        Whether microbatches take the time of a launch, of which the planner does not know.
+    floor_tokens
+        A microbatch takes at least as long as so many tokens, of which the planner does not know.
     engines
         Whether the other engines run, too.
     """
@@ -62,12 +62,12 @@ class Cell:
     steps: int = 12
     step_s: float = 1.0
     attention: tuple[float, ...] = ()
-    with_launch: bool = False
+    floor_tokens: int = 0
     engines: bool = False
 
     def __str__(self) -> str:
         words = [self.data, f"{self.context // 1024}k", f"{self.ranks} ranks"]
-        if self.with_launch:
+        if self.floor_tokens:
             words.append("a floor per launch")
         return ", ".join(words)
 
@@ -145,7 +145,7 @@ class Prepared:
         self.documents = Documents(self.corpus)
         work_s = float(measured.of_documents(self.documents.length_N).sum())
         scale = cell.step_s * cell.steps * cell.ranks / work_s
-        self.times = replace(measured, scale=scale, with_launch=cell.with_launch)
+        self.times = replace(measured, scale=scale, floor_tokens=cell.floor_tokens)
         self._rng = np.random.default_rng(1)
         self.folder = folder
 

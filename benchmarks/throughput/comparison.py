@@ -57,7 +57,7 @@ CELLS = [
     Cell(data="bytes", context=32768, ranks=2, step_s=0.4),
     Cell(data="bytes", context=8192, ranks=64, step_s=1.5),
     Cell(data="equal", context=8192, ranks=16, step_s=0.6),
-    Cell(data="bytes", context=32768, ranks=16, with_launch=True),
+    Cell(data="bytes", context=32768, ranks=16, floor_tokens=1024),
 ]
 QUICK = [Cell(data="bytes", context=4096, ranks=4, steps=6, step_s=0.4)]
 
@@ -213,8 +213,9 @@ def heads(report: Report) -> None:
         "even spread of the same work. Time begins when all ranks have their first batch"
     )
     report.note(
-        "its attention x 1.1: the planner believes that attention takes 1.1 times as long as it does. "
-        "A launch takes as long as a document of one token, whatever it holds"
+        "its attention x 1.1: the planner takes attention for 1.1 times as costly as it is. A floor "
+        "per launch: a microbatch takes at least as long as a document of 1,024 tokens, of which "
+        "the planner does not know"
     )
     report.note(
         "left out: copies to a device, a second host; and waiting ranks leave their CPU to the "

@@ -30,14 +30,14 @@ class StepTimes:
         is so short that its time is that of a launch: it is left out of all others.
     scale
         What all times are multiplied by.
-    with_launch
-        Whether every microbatch takes the time of a launch besides.
+    floor_tokens
+        A microbatch takes at least as long as one document of so many tokens; 0 is no floor.
     """
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
     scale: float = 1.0
-    with_launch: bool = False
+    floor_tokens: int = 0
 
     def of_documents(self, lengths: ArrayLike) -> NDArray[np.float64]:
         """Return (N,) seconds of each of N documents beyond those of a launch.
@@ -55,9 +55,8 @@ class StepTimes:
 
     def of_microbatch(self, lengths: ArrayLike) -> float:
         """Return the seconds of a microbatch of documents that attend to themselves alone."""
-        return (
-            float(self.of_documents(lengths).sum()) + self.with_launch * self.launch_s * self.scale
-        )
+        taken_s = float(self.of_documents(lengths).sum())
+        return max(taken_s, float(self.of_documents(self.floor_tokens)))
 
     @property
     def launch_s(self) -> float:
