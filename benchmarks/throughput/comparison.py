@@ -213,8 +213,8 @@ def heads(report: Report) -> None:
         "even spread of the same work. Time begins when all ranks have their first batch"
     )
     report.note(
-        "its attention x 1.1: the planner takes attention for 1.1 times as costly as it is. A floor "
-        "per launch: a microbatch takes at least as long as a document of 1,024 tokens, of which "
+        "its attention x 1.1: the planner takes attention for 1.1 times as costly as it is. A "
+        "floor per launch: a microbatch takes at least as long as a document of 1,024 tokens, of which "
         "the planner does not know"
     )
     report.note(
