@@ -213,9 +213,9 @@ def heads(report: Report) -> None:
         "even spread of the same work. Time begins when all ranks have their first batch"
     )
     report.note(
-        "its attention x 1.1: the planner takes attention for 1.1 times as costly as it is. A "
-        "floor per launch: a microbatch takes at least as long as a document of 1,024 tokens, of which "
-        "the planner does not know"
+        "its attention x 1.1: the planner takes attention for 1.1 times as costly as it is. "
+        "A floor per launch: a microbatch takes at least as long as a document of 1,024 tokens, "
+        "and the planner does not know"
     )
     report.note(
         "left out: copies to a device, a second host; and waiting ranks leave their CPU to the "
