@@ -31,6 +31,7 @@ class Training:
     """A replica of the model, and its optimiser."""
 
     def __init__(self) -> None:
+        torch.set_num_threads(1)  # holds for the thread that calls it
         torch.manual_seed(0)
         self._model = DocumentTransformer(CONFIG)
         self._parameters = list(self._model.parameters())
