@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("chat", "web", "long", "code")
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +20,11 @@ def bench() -> Any:
     pytest.importorskip("torch")
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        from throughput import cells, ranks, steptimes, systems
+        from throughput import cells, corpora, ranks, steptimes, systems
     finally:
         sys.path.pop(0)
-    return SimpleNamespace(cells=cells, ranks=ranks, steptimes=steptimes, systems=systems)
+    parts = {"cells": cells, "corpora": corpora, "ranks": ranks}
+    return SimpleNamespace(**parts, steptimes=steptimes, systems=systems)
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,24 @@ def prepared(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return bench.cells.Prepared(cell, tmp_path_factory.mktemp("cell"), times)
 
 
-def test_documents_have_the_lengths_that_were_made_for_them(prepared: Any) -> None:
-    documents = prepared.documents
-    assert tuple(prepared.corpus.files) == SOURCES
-    lengths = [len(documents.sample(n)["tokens"]) for n in range(len(documents))]
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "jpeg", "equal"])
+def test_documents_have_the_lengths_that_were_made_for_them(
+    bench: Any, tmp_path: Path, kind: str
+) -> None:
+    context = 2048
+    corpus = bench.corpora.make(kind, tmp_path / "corpus", 30_000, context)
+    documents = bench.systems.Documents(corpus)
+    samples = [documents.sample(n) for n in range(len(documents))]
+    lengths = [len(sample["tokens"]) for sample in samples]
     assert lengths == documents.length_N.tolist()
-    assert max(lengths) <= prepared.cell.context
-    assert sum(lengths) == prepared.corpus.tokens
+    assert max(lengths) <= context
+    assert sum(lengths) == corpus.tokens
+    patches = sum(len(item) for sample in samples for item in sample.get("image", []))
+    in_text = sum(int((sample["tokens"] == bench.corpora.IMAGE).sum()) for sample in samples)
+    assert (patches > 0) == (kind == "jpeg")
+    assert patches == (in_text if kind == "jpeg" else 0)
+    if kind == "equal":
+        assert set(lengths) == {context}
 
 
 def test_every_baseline_goes_through_every_document_once(prepared: Any) -> None:

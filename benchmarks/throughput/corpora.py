@@ -29,8 +29,9 @@ PATCH = 16
 IMAGE = 257
 #: Record batches of a source, so that it has more shards than lanes.
 SHARDS = 32
-#: Bytes of text that pieces are cut from, and sizes of the tokenizer that is trained on it.
-TEXT_BYTES, VOCABULARY = 24_000_000, 8192
+#: Bytes of each kind of text that pieces are cut from, and that a tokenizer is trained on.
+TEXT_BYTES, TRAINED_BYTES = 12_000_000, 1_000_000
+VOCABULARY = 8192
 _MARKER = "<image>"
 
 
@@ -229,7 +230,7 @@ def _trained() -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    lines = [_text(is_code)[:3_000_000] for is_code in (False, True)]
+    lines = [_text(is_code)[:TRAINED_BYTES] for is_code in (False, True)]
     tokenizer.train_from_iterator("\n".join(lines).splitlines(), trainer)
     return tokenizer
 
