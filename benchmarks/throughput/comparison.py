@@ -191,7 +191,8 @@ def heads(report: Report) -> None:
     """Say what was done, and what it leaves out."""
     times, known = steptimes.load()
     report.note(
-        f"step times: {known['model']}; {known['date']}, {known['hardware']['processor']}; "
+        f"step times: {known['model']}; {known['date']}, {known['hardware']['processor']}, "
+        f"load average {known['load_after']:.0f}; "
         f"attention outweighs the rest above {times.crossover_tokens:,.0f} tokens. The planner has "
         f"the law that `costs.Measured` fits to them, {times.fitted!r}"
     )

@@ -164,11 +164,12 @@ def _parquet(fixed: Loaded, folder: Path) -> str:
 
 @contextmanager
 def _ray(folder: str, ranks: int) -> Iterator[tuple[bytes, ...]]:
+    # Before it is imported, here and in the ranks' processes: else Ray listens to all interfaces,
+    # as a cluster of several hosts needs, and keeps a token in the home folder.
+    os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
     import ray
 
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # it is on the loopback interface alone
-    local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    ray.init(**local, log_to_driver=False, object_store_memory=2**30)
+    ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=2**30)
     try:
         splits = ray.data.read_parquet(folder).streaming_split(ranks, equal=True)
         yield tuple(ray.cloudpickle.dumps(split) for split in splits)

@@ -8,6 +8,7 @@ one document at a time, and writes `steptimes.PATH`: ``python benchmarks/bench_t
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from datetime import UTC, datetime
@@ -42,6 +43,7 @@ def measure() -> None:
         "backward of one document; CPU seconds of one thread",
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": hardware(),
+        "load_after": os.getloadavg()[0],
         "versions": versions(),
         "times": rows,
     }
