@@ -34,7 +34,7 @@ test-wheel: $(INSTALLED) ## run the tests against the built wheel, outside the c
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
 	$(BIN)/python -m pip install --quiet --no-deps --target build/site build/wheel/*.whl
 	mkdir build/run && cp -r tests setup.cfg build/run
-	rm $(addprefix build/run/tests/test_,architecture.py benchmarks.py install.py)
+	rm $(addprefix build/run/tests/test_,architecture.py benchmarks.py install.py throughput.py)
 	cd build/run && PYTHONPATH=$(CURDIR)/build/site $(CURDIR)/$(PYTEST) $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## lint, format, types, architecture
