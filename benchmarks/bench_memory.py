@@ -32,6 +32,8 @@ from parquet_files import LAYOUTS, NUM_ROW_GROUPS, write
 
 WORKERS = 2
 SOURCES, RANKS = (8, 64, 306), (2, 4, 8)
+#: All cells have the first; how much more the default of `megadask.Source` takes is shown apart.
+LANES = (1, 16)
 #: How pyarrow writes files when it is told nothing, and what that makes of `parquet_files`.
 LAYOUT = "as pyarrow writes by default"
 PACKS_A_STEP = 16
@@ -236,6 +238,8 @@ class Grid:
         self.server: dict[tuple[int, int], list[float]] = {}
         self.engine: list[float] = []
         self.floor: dict[int, list[float]] = {}
+        #: Lanes to MB of the cluster, with the fewest sources and ranks.
+        self.by_lanes: dict[int, list[float]] = {}
 
     def measure(self) -> None:
         """Measure everything that fits, small cells first."""
@@ -243,6 +247,9 @@ class Grid:
             self.bare[ranks] = float(np.median(self._bench.ranks("bare", 0, ranks).total_mb))
         self.engine = self._bench.megadask(0, min(self._ranks)).server_mb
         reporting.progress(f"bare ranks {self.bare}, engine {np.median(self.engine):.0f} MB")
+        for lanes in LANES:
+            few = (min(self._sources), min(self._ranks))
+            self.by_lanes[lanes] = self._bench.megadask(*few, lanes=lanes).server_mb
         for sources in self._sources:
             self.floor[sources] = self._bench.reader(sources)
             for ranks in self._ranks:
@@ -318,6 +325,13 @@ class Grid:
             ["sources", "all", "of it not in ranks"],
             growth,
         )
+        fewest = min(self._sources)
+        opened = {n: np.median(mb) - np.median(self.engine) for n, mb in self.by_lanes.items()}
+        report.table(
+            f"MegaDask: lanes that each of {fewest} sources is read in, MB above the engine",
+            ["lanes", "all sources", "a source"],
+            [(n, f"{mb:,.0f}", f"{mb / fewest:.1f}") for n, mb in opened.items()],
+        )
         report.say(
             f"The engine without sources (scheduler, nannies, {WORKERS} workers with planner and "
             f"constructor): {reporting.spread(self.engine, 0, ' MB')}. Bare ranks: "
@@ -390,6 +404,7 @@ def main() -> None:
             for variant, cells in grid.loading.items()
         },
         "server": [[*at, mb] for at, mb in grid.server.items()],
+        "lanes": grid.by_lanes,
     }
     report.write()
 

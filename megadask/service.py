@@ -124,8 +124,8 @@ class Service:
         """Set the weights of the sources from a step on, for good.
 
         They are in the trainers' states from the inside of the first step on that is planned after
-        this. Resuming from an earlier state takes them from the journal (``serve(checkpoint=)``);
-        without one, set them again.
+        this. Resuming from an earlier state takes them from the journal
+        (``serve(checkpoint=)``); without one, set them again.
 
         Parameters
         ----------

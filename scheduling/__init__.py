@@ -36,8 +36,8 @@ Between them
   wire.py, owners.py     calls with deadlines, to loaders that may be replaced, or be slow
                          (hedging.py)
   loader_host.py         the worker plugin that hosts loaders
-  trainer_link.py        the trainer's end: desk.py, track.py, turning.py, prefetch.py;
-                         receiver.py maps shared memory
+  trainer_link.py        the trainer's end: desk.py, line.py, track.py, turning.py,
+                         prefetch.py; receiver.py maps shared memory
   errors.py
 """
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from distributed import Worker, WorkerPlugin
 from distributed.core import Status
+from distributed.protocol.serialize import ToPickle
 
 from megadask.planner.errors import MegaDaskError
 from megadask.planner.metadata import Metadata
@@ -84,8 +85,17 @@ class LoaderHost(WorkerPlugin):
         for incarnation in list(self._hosted):
             self._release(incarnation)
 
-    async def handle(self, call: str, incarnation: str = "", **arguments: Any) -> Any:
-        """Carry out one call: open, release, retain, or one to a loader."""
+    async def handle(
+        self,
+        call: str,
+        incarnation: str = "",
+        packed: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Carry out one call: open, release, retain, or one to a loader.
+
+        packed: arguments that hold arrays, as `Partners.call` sends them; it is answered alike.
+        """
         if call == "open":
             return await self._open(incarnation, **arguments)
         if call == "release":
@@ -101,8 +111,9 @@ class LoaderHost(WorkerPlugin):
             )
         if call == "status":  # answered at once, however busy the loader is
             return {**_status(hosted.loader), "busy_s": hosted.busy.seconds}
-        told = partial(_carried_out, _CALLS[call], hosted, arguments)
-        return await asyncio.get_running_loop().run_in_executor(hosted.thread, told)
+        told = partial(_carried_out, _CALLS[call], hosted, packed or arguments)
+        answer = await asyncio.get_running_loop().run_in_executor(hosted.thread, told)
+        return answer if packed is None else {"packed": ToPickle(answer)}
 
     async def _open(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 from distributed import Worker
 from distributed.comm.core import CommClosedError
 from distributed.core import Status
+from distributed.protocol.serialize import ToPickle
 
 from megadask.scheduling.errors import (
     ClosedError,
@@ -184,12 +185,17 @@ class Partners:
     async def call(
         self, owner: LoaderAddress, source: str, lane: int, call: str, arguments: Mapping[str, Any]
     ) -> Any:
-        """Call one loader, which may be lost; ``lane`` is for the error."""
+        """Call one loader, which may be lost; ``lane`` is for the error.
+
+        Arrays travel as they lie in memory, beside the message. Dask would find out by failing that
+        they do not fit into it.
+        """
         asked = getattr(self._worker.rpc(owner.address), LOADER_HOST)(
-            call=call, incarnation=owner.incarnation, **arguments
+            call=call, incarnation=owner.incarnation, packed=ToPickle(dict(arguments))
         )
         what = f"source {source!r}, lane {lane}, to {call} (loader on {owner.address})"
-        return await within(self._limits.reply_s, asked, what)
+        answer = await within(self._limits.reply_s, asked, what)
+        return answer["packed"]
 
     async def _watch(
         self, owner: LoaderAddress, source: str, lane: int, asked: asyncio.Task[Any]

@@ -88,7 +88,7 @@ class Trainers:
     )
 
     def __enter__(self) -> Trainers:
-        port = _free_port()
+        port = free_port()
         try:
             for rank in range(self.num_ranks):
                 self._trainers.append(self._start(rank, port))
@@ -235,6 +235,7 @@ def _how(exit_code: int | None) -> str:
     return f"exit status {exit_code}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody listened on a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -1,0 +1,240 @@
+"""Runs the cells of bench_throughput.py, and says what came out."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+
+from distributed import Client
+from reporting import Report, progress, spread
+from throughput import engines, steptimes
+from throughput.cells import (
+    MEGADASK,
+    PACKS_PER_RANK,
+    SLOW,
+    Cell,
+    Pass,
+    Prepared,
+    run_megadask,
+    run_pass,
+)
+from throughput.ranks import PROCESSES, Slot
+from throughput.systems import Feed
+
+from megadask.demo.cluster import local_cluster
+
+PASSES = 5
+#: Passes of slow baselines that run at the same time, and ranks in them, at most: they keep no core
+#: busy.
+SLOTS, MOST_RANKS = 10, 192
+#: Dask workers for the loaders, the planner and the constructors.
+WORKERS = 2
+
+COLUMNS = (
+    "",
+    "seconds",
+    "MegaDask is faster",
+    "of its bound",
+    "waits for data",
+    "imbalance",
+    "first batch",
+)
+
+CELLS = [
+    Cell(data="bytes", context=32768, ranks=16, attention=(1.1, 0.9)),
+    Cell(data="bytes", context=8192, ranks=16, step_s=0.6, engines=True),
+    Cell(data="bpe", context=32768, ranks=16),
+    Cell(data="bpe", context=8192, ranks=16, step_s=0.6),
+    Cell(data="jpeg", context=32768, ranks=16, step_s=1.5),
+    Cell(data="jpeg", context=8192, ranks=16, step_s=0.8),
+    Cell(data="bytes", context=8192, ranks=2, step_s=0.4),
+    Cell(data="bytes", context=32768, ranks=2, step_s=0.4),
+    Cell(data="bytes", context=8192, ranks=64, step_s=1.5),
+    Cell(data="equal", context=8192, ranks=16, step_s=0.6),
+    Cell(data="bytes", context=32768, ranks=16, floor_tokens=1024),
+]
+QUICK = [Cell(data="bytes", context=4096, ranks=4, steps=6, step_s=0.4)]
+
+
+class Bench:
+    """Runs cells with processes that stay, while entered."""
+
+    def __init__(self, folder: Path, slots: int, passes: int) -> None:
+        self._folder, self._passes = folder, passes
+        self._stack = ExitStack()
+        self._num_slots = slots
+
+    def __enter__(self) -> Bench:
+        with ExitStack() as stack:
+            cluster = stack.enter_context(local_cluster(WORKERS, self._folder))
+            self._client = stack.enter_context(Client(cluster, set_as_default=False))
+            # MegaDask's ranks leave threads behind, which no other system should fork.
+            self._own = stack.enter_context(Slot())
+            self._slots = [stack.enter_context(Slot()) for _ in range(self._num_slots)]
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def run(self, cell: Cell) -> tuple[dict[str, list[Pass]], Prepared]:
+        """Return the passes of every system."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder, ExitStack() as stack:
+            prepared = Prepared(cell, Path(folder), steptimes.load()[0])
+            feeds = dict(prepared.baselines())
+            alone = {name: (feed, self._slots[0]) for name, feed in feeds.items()}
+            for name in SLOW:
+                del alone[name]
+            others: dict[str, tuple[Feed, Slot | None]] = {}
+            if cell.engines:
+                make = engines.opened(prepared.fixed(), prepared.folder, cell.ranks)
+                others = stack.enter_context(make)
+            alone |= {name: (feed, slot or self._slots[0]) for name, (feed, slot) in others.items()}
+            own = {MEGADASK: 1.0}
+            own |= {f"its attention x {factor:g}": factor for factor in cell.attention}
+            found: dict[str, list[Pass]] = {name: [] for name in (*own, *feeds, *others)}
+            for _ in range(self._passes):
+                for name, factor in own.items():
+                    found[name].append(run_megadask(self._own, self._client, prepared, factor))
+                for name, (feed, slot) in alone.items():
+                    found[name].append(run_pass(slot, feed, prepared))
+            slow = [name for name in SLOW for _ in range(self._passes)]
+            passes = self._at_once([feeds[name] for name in slow], prepared)
+            for name, one in zip(slow, passes, strict=True):
+                found[name].append(one)
+        return found, prepared
+
+    def _at_once(self, feeds: Sequence[Feed], prepared: Prepared) -> list[Pass]:
+        free: SimpleQueue[Slot] = SimpleQueue()
+        for slot in self._slots:
+            free.put(slot)
+
+        def one(feed: Feed) -> Pass:
+            slot = free.get()
+            try:
+                return run_pass(slot, feed, prepared)
+            finally:
+                free.put(slot)
+
+        most = max(1, min(len(self._slots), MOST_RANKS // prepared.cell.ranks))
+        with ThreadPoolExecutor(most) as pool:
+            return list(pool.map(one, feeds))
+
+
+def tell(report: Report, cell: Cell, found: dict[str, list[Pass]], prepared: Prepared) -> None:
+    """Print the table of a cell, and keep its figures."""
+    own = found[MEGADASK]
+    rows = [[name, *_cells(passes, own)] for name, passes in found.items()]
+    absent = [name for name in engines.MODULES if cell.engines and name not in found]
+    missing = [[name, "not installed"] for name in absent]
+    rows += [[*row, *[""] * (len(COLUMNS) - len(row))] for row in missing]
+    corpus = prepared.corpus
+    report.table(str(cell), COLUMNS, rows)
+    seconds = statistics.median(one.seconds for one in own)
+    report.say(
+        f"{corpus.documents:,} documents, {corpus.tokens:,} tokens, in {own[0].num_steps} steps of "
+        f"{cell.global_batch} packs; {corpus.tokens / seconds:,.0f} tokens/s."
+    )
+    report.figures[str(cell)] = {
+        "cell": asdict(cell),
+        "scale": prepared.times.scale,
+        "documents": corpus.documents,
+        "tokens": corpus.tokens,
+        "passes": {name: [asdict(one) for one in passes] for name, passes in found.items()},
+    }
+
+
+def _cells(passes: list[Pass], own: list[Pass]) -> list[str]:
+    faster = "1" if passes is own else f"{spread(ratios(passes, own))} x"
+    return [
+        spread([one.seconds for one in passes]),
+        faster,
+        f"{statistics.median(one.of_bound for one in passes):.1%}",
+        f"{statistics.median(one.wait_share for one in passes):.1%}",
+        f"{statistics.median(one.imbalance for one in passes):.3f}",
+        f"{statistics.median(one.first_s for one in passes):.2f} s",
+    ]
+
+
+def ratios(passes: list[Pass], own: list[Pass]) -> list[float]:
+    """Return how much longer each pass took than MegaDask's of the same number."""
+    return [one.seconds / mine.seconds for one, mine in zip(passes, own, strict=True)]
+
+
+def summarise(report: Report, cells: dict[Cell, dict[str, list[Pass]]]) -> None:
+    """Print the table of all cells."""
+    names = list(dict.fromkeys(name for found in cells.values() for name in found))
+    names.remove(MEGADASK)
+    rows = []
+    for cell, found in cells.items():
+        own = found[MEGADASK]
+        faster = [
+            f"{statistics.median(ratios(found[name], own)):.2f} x" if name in found else ""
+            for name in names
+        ]
+        share = statistics.median(one.of_bound for one in own)
+        rows.append([str(cell), f"{share:.1%}", *faster])
+    report.table(
+        "MegaDask against the others: how much longer they take",
+        ("", "of its bound", *names),
+        rows,
+    )
+
+
+def heads(report: Report) -> None:
+    """Say what was done, and what it leaves out."""
+    times, known = steptimes.load()
+    report.note(
+        f"step times: {known['model']}; {known['date']}, {known['hardware']['processor']}, "
+        f"load average {known['load_after']:.0f}; "
+        f"attention outweighs the rest above {times.crossover_tokens:,.0f} tokens. The planner has "
+        f"the law that `costs.Measured` fits to them, {times.fitted!r}"
+    )
+    report.note(
+        f"ranks are threads of {PROCESSES} processes; {PACKS_PER_RANK} packs a rank and step, "
+        'one a microbatch. Lengths of documents are those of `megadask.lengths`, mix "mixed": 30% '
+        "chat, 40% web, 10% long, 20% code (in place of image-text where there are no images)"
+    )
+    report.note(
+        "DataLoader, fixed length: concatenated and cut to the context, without boundaries of "
+        "documents; a sample each: shuffled, one document a microbatch, in which all ranks meet; "
+        "a kind a rank: as many documents a rank and step as MegaDask has on average, ranks meet "
+        "once a step. num_workers=1 a rank, files mapped into memory. Other engines get packs of "
+        "fixed length that were tokenised and cut before"
+    )
+    report.note(
+        "of its bound: the time that the same microbatches take ranks that wait for each other "
+        "alone (`megadask.planner.simulation`), over the time taken. imbalance: that time over an "
+        "even spread of the same work. Time begins when all ranks have their first batch"
+    )
+    report.note(
+        "its attention x 1.1: the planner takes attention for 1.1 times as costly as it is. "
+        "A floor per launch: a microbatch takes at least as long as a document of 1,024 tokens, "
+        "and the planner does not know"
+    )
+    report.note(
+        "left out: copies to a device, a second host; and waiting ranks leave their CPU to the "
+        "loaders. Passes of the two slow baselines run several at a time; how near they come to "
+        "their own bound says whether that harmed them"
+    )
+
+
+def run(report: Report, folder: Path, passes: int | None, only: str, *, quick: bool) -> None:
+    """Run the cells whose names have ``only`` in them."""
+    heads(report)
+    cells = [cell for cell in (QUICK if quick else CELLS) if only in str(cell)]
+    done: dict[Cell, dict[str, list[Pass]]] = {}
+    number = passes or (1 if quick else PASSES)
+    with Bench(folder, 1 if quick else SLOTS, number) as bench:
+        for cell in cells:
+            progress(str(cell))
+            done[cell], prepared = bench.run(cell)
+            tell(report, cell, done[cell], prepared)
+            report.say(f"Times of the model are multiplied by {prepared.times.scale:.4g}.")
+    summarise(report, done)
