@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def mapped(one: Segment, name: str = "") -> np.ndarray:
-    where = (os.getpid(), one.number, name or one.name)
+    where = (os.getpid(), one.number, name or one.name, one.inode)
     return np.frombuffer(map_segment(*where, MIB, [(0, MIB)]), np.uint8)
 
 
@@ -64,12 +64,12 @@ def test_another_file_under_its_number_is_not_taken_for_it() -> None:
     number = one.number
     one.close()
     with pytest.raises(GoneError):
-        map_segment(os.getpid(), number, one.name, MIB, [])
+        map_segment(os.getpid(), number, one.name, one.inode, MIB, [])
 
 
 def test_a_process_that_is_gone_is_not_an_error_of_shared_memory() -> None:
     with pytest.raises(GoneError, match="gone"):
-        map_segment(2**22 + 1, 3, "megadask", MIB, [])  # above any process id
+        map_segment(2**22 + 1, 3, "megadask", 1, MIB, [])  # above any process id
 
 
 def test_a_system_without_memory_leaves_the_share_where_it_is(
