@@ -231,7 +231,7 @@ def run(report: Report, folder: Path, passes: int | None, only: str, *, quick: b
     cells = [cell for cell in (QUICK if quick else CELLS) if only in str(cell)]
     done: dict[Cell, dict[str, list[Pass]]] = {}
     number = passes or (1 if quick else PASSES)
-    with Bench(folder, 1 if quick else SLOTS, number) as bench:
+    with Bench(folder, 1 if quick else min(SLOTS, len(SLOW) * number), number) as bench:
         for cell in cells:
             progress(str(cell))
             done[cell], prepared = bench.run(cell)
