@@ -61,7 +61,7 @@ bench: $(INSTALLED) ## run every benchmark; reports go to benchmarks/reports
 	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done
 
 bench-quick: $(INSTALLED) ## run every benchmark at small sizes; reports go to build/bench
-	set -e; for file in benchmarks/bench_*.py; do timeout 50 $(BIN)/python $$file --quick; done
+	set -e; for file in benchmarks/bench_*.py; do timeout 120 $(BIN)/python $$file --quick; done
 
 notebooks: $(INSTALLED) ## execute every notebook
 	$(PYTEST) --nbmake notebooks $(PYTEST_ARGS)

@@ -26,7 +26,8 @@ def header_of(
         **of_topology(pipeline, limits, constructors),
         "components": pipeline.components,
         "lanes": {name: source.num_lanes for name, source in sources.items()},
-        "loaders": {name: source.loaders for name, source in sources.items()},
+        "loaders": {name: source.first_loaders for name, source in sources.items()},
+        "auto": [name for name, source in sources.items() if source.loaders == "auto"],
         "shadows": {name: source.shadows for name, source in sources.items()},
         "source_bytes": {name: source.size_bytes for name, source in sources.items()},
         "source_blobs": {
@@ -37,6 +38,7 @@ def header_of(
         "lease_s": limits.lease_s,
         "silent_s": limits.silent_s,
         "recovery_s": limits.recovery_s,
+        "journal_s": limits.journal_s,
         "restart": pipeline.restart,
         "origin": origin_of(pipeline, state).to_json(),
         "resumed": state is not None,

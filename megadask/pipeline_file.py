@@ -51,11 +51,14 @@ def load(path: str) -> dict[str, Any]:
 
     path: local or any that fsspec opens. Raises ConfigError naming the place of what is wrong.
     """
-    with fsspec.open(path, "rt") as file:
-        try:
+    try:
+        with fsspec.open(path, "rt") as file:
             data = yaml.load(file, _Loader)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not YAML", got=str(error)) from error
+    except OSError as error:
+        got = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"the pipeline file {path} cannot be read", got=got) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML", got=str(error)) from error
     data = _mapping(path, data)
     known: dict[str, Callable[[str, Any], Any]] = {
         "sources": _sources,

@@ -22,18 +22,10 @@ from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError
 from megadask.scheduling.loader_host import LoaderHost
 from megadask.scheduling.spec import Limits
 from megadask.scheduling.supervisor import Supervisor
-from megadask.scheduling.wire import SUPERVISOR
+from megadask.scheduling.wire import MAIN, SUPERVISOR, run_name
 from megadask.worker_check import check_workers
 
 logger = logging.getLogger(__name__)
-
-#: The pipeline of a dict that trainers get when they name none.
-MAIN = "train"
-
-
-def run_name(service: str, pipeline: str | None) -> str:
-    """Return the name of a pipeline's record at the supervisor."""
-    return service if pipeline in (None, MAIN) else f"{service}/{pipeline}"
 
 
 def serve(
@@ -131,9 +123,9 @@ class Service:
     ) -> int:
         """Set the weights of the sources from a step on, for good.
 
-        They are in the trainers' states from the first step on that is planned after this. Resuming
-        from an earlier state takes them from the journal (``serve(checkpoint=)``); without one, set
-        them again.
+        They are in the trainers' states from the inside of the first step on that is planned after
+        this. Resuming from an earlier state takes them from the journal
+        (``serve(checkpoint=)``); without one, set them again.
 
         Parameters
         ----------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from megadask.indexing.known import check_known
 from megadask.planner.checks import check_integer
@@ -44,11 +44,14 @@ class Source:
         Ordered sub-streams that the source is read in; fewer where there are fewer shards. Belongs
         to the order of the data: changing it changes what a step consists of.
     loaders
-        Source Loaders that share the lanes. Changes nothing but speed.
+        Source Loaders that share the lanes. Changes nothing but speed. ``"auto"``: one at first,
+        then as many as its weight in the mixture and the time that its records take ask for, at
+        most one for each lane and for each worker.
     shadows
         Hot standbys of every Source Loader, each on a worker of its own (on another host, where
         there is one): they read the same, which is compared, and the first one takes over at once
-        when its loader is lost. Each may hold ``Limits(loader_bytes=)`` of samples more.
+        when its loader is lost, and answers for it where it takes much longer than usual. Each may
+        hold ``Limits(loader_bytes=)`` of samples more.
     on_error
         What a record that cannot be decoded or transformed does: ``"raise"`` ends the run with the
         record's own error, ``"skip"`` passes it over and counts it. A function of the error and of
@@ -88,7 +91,7 @@ class Source:
     reader: Reader
     transform: Transform | Callable[..., Any] | None = None
     lanes: int = 16
-    loaders: int = 1
+    loaders: int | Literal["auto"] = 1
     shadows: int = 0
     on_error: OnError = "raise"
     max_consecutive_errors: int = 100
@@ -106,6 +109,8 @@ class Source:
         if not is_name(self.name) or "/" in self.name:
             raise ConfigError("Source(name)", got=repr(self.name), limit="a string without '/'")
         for what in ("lanes", "loaders", "shadows", "max_consecutive_errors"):
+            if what == "loaders" and self.loaders == "auto":
+                continue
             least = int(what != "shadows")
             check_integer(f"Source({self.name!r}, {what}=)", getattr(self, what), least)
         if not isinstance(self.shuffle, int) or self.shuffle < 0:
@@ -157,6 +162,11 @@ class Source:
     def num_lanes(self) -> int:
         """Lanes that the source is read in, at most one for each shard."""
         return min(self.lanes, len(self.reader.shards()))
+
+    @property
+    def first_loaders(self) -> int:
+        """Loaders that it begins with."""
+        return 1 if self.loaders == "auto" else self.loaders
 
     @property
     def block_rows(self) -> int:

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
 
 from megadask.planner.errors import ConfigError, CostError
 from megadask.planner.fitview import html_of, text_of
@@ -266,6 +265,8 @@ def _solve(
 
     Columns are scaled to the same length, as squares of lengths are millions of times their counts.
     """
+    from scipy.optimize import nnls  # large; most processes that hold a cost fit none
+
     scale_K = np.linalg.norm(term_LK[:, terms], axis=0)
     solution_K = nnls(term_LK[:, terms] / scale_K, second_L)[0] / scale_K
     coefficient_K = np.zeros(term_LK.shape[1])

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 Ints = NDArray[np.int64]
 
@@ -264,6 +263,9 @@ class Exchange:
 
     def _assigned(self, rest_FP: Ints, out_F: Ints, hole_F: Ints) -> Ints:
         """(F,) the unit that each group gets, at the least sum of powers of the times."""
+        # 20 MB that only processes need which place.
+        from scipy.optimize import linear_sum_assignment
+
         in_F = out_F.copy()
         top_RP = np.maximum(self.time_FP.reshape(*self.shape, -1).max(axis=1), 1.0)
         need_F = np.zeros_like(out_F)

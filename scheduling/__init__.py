@@ -26,16 +26,18 @@ The committed record: inside the scheduler
   run.py, record.py      one running pipeline: claims.py, agreement.py, passes.py, delivered.py,
                          history.py, point.py, marks.py; portions.py, a constructor's part of a plan
   custody.py, roles.py   who holds which role (life.py), decided by splitting.py; watch.py and
-                         silence.py, workers that hang; retiring.py, workers that leave
+                         silence.py, workers that hang; retiring.py, workers that leave;
+                         autosize.py and sizing.py, loaders as the mixture needs them
   resharding.py, hold.py another topology
   checkpoint.py          the record on storage: journal.py, kept.py, retention.py
 
 Between them
   spec.py                what travels when a pipeline starts
-  wire.py, owners.py     calls with deadlines, to loaders that may be replaced
+  wire.py, owners.py     calls with deadlines, to loaders that may be replaced, or be slow
+                         (hedging.py)
   loader_host.py         the worker plugin that hosts loaders
-  trainer_link.py        the trainer's end: desk.py, track.py, turning.py, prefetch.py;
-                         receiver.py maps shared memory
+  trainer_link.py        the trainer's end: desk.py, line.py, track.py, turning.py,
+                         prefetch.py; receiver.py maps shared memory
   errors.py
 """
 

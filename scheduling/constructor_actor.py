@@ -179,6 +179,7 @@ class ConstructorActor:
             "limit_bytes": self._shelf.limit_bytes,
             "evicted": self._shelf.num_evicted,
             **self._ring.status(),
+            "hedged": self._partners.num_hedged,
         }
 
     # Answers ----------------------------------------------------------------------------------
@@ -390,7 +391,7 @@ class ConstructorActor:
             if self._partners.is_over(error):
                 logger.info("constructor of %s stops: %s", self._run, error)
                 return self._close(reply("moved"))
-            logger.exception("constructor of %s failed", self._run)
+            logger.error("constructor of %s failed", self._run, exc_info=error)
             data = pack_error(error)
             self._close(closed(str(error), data))
             await self._partners.supervisor("fail", incarnation=self._incarnation, error=data)

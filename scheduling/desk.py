@@ -1,15 +1,17 @@
-"""One rank's calls to the supervisor, and the constructor's actor that it is referred to."""
+"""One rank's calls to the supervisor, and the line to the constructor that it is referred to."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from typing import Any
 
-from distributed import Client, Future, Variable
+from distributed import Client, Variable
 
 from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError, unpack_error
-from megadask.scheduling.wire import SUPERVISOR
+from megadask.scheduling.line import Line
+from megadask.scheduling.wire import AGAIN_S, SUPERVISOR
 
 #: How long a call may take beyond what it is allowed to wait before its party counts as lost.
 GRACE_S = 20.0
@@ -35,7 +37,8 @@ class Desk:
         self.run = run
         self.rank = rank
         self.is_over = False  # whether the run is known to have ended
-        self._actor: tuple[str, Any, Future[Any]] | None = None  # its key, handle and future
+        #: The line to the constructor that was found last, if any.
+        self.line: Line | None = None
 
     def ask(self, call: str, *, wait_s: float | None = None, **arguments: Any) -> Any:
         """Call the supervisor; ``wait_s`` is how long it may wait for something to change.
@@ -45,16 +48,8 @@ class Desk:
         if wait_s is not None:
             arguments["wait_s"] = wait_s
         limit_s = GRACE_S + (wait_s or 0.0)
-        handler = getattr(self.client.scheduler, SUPERVISOR)
         try:
-            reply = self.client.sync(
-                handler,
-                call=call,
-                run=self.run,
-                rank=self.rank,
-                **arguments,
-                callback_timeout=limit_s,
-            )
+            reply = self.client.sync(self._ask, call=call, **arguments, callback_timeout=limit_s)
         except (TimeoutError, OSError) as error:
             raise DeadlineError(
                 f"the Dask scheduler does not answer {call!r} of rank {self.rank}",
@@ -73,6 +68,24 @@ class Desk:
             self.refuse(reply["reason"], reply["error"])
         return reply
 
+    async def _ask(self, **arguments: Any) -> Any:
+        """Call once; a second time where the connection was cut, if the client is still there."""
+        if self.client.scheduler is None:
+            raise OSError("the Dask client of this loader has closed")
+        handler = getattr(self.client.scheduler, SUPERVISOR)
+        try:
+            return await handler(run=self.run, rank=self.rank, **arguments)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            await asyncio.sleep(AGAIN_S)
+            try:
+                return await handler(run=self.run, rank=self.rank, **arguments)
+            except RuntimeError:
+                if self.client.status in ("closing", "closed"):
+                    raise error from None
+                raise
+
     def refuse(self, reason: str, error: bytes | None) -> None:
         """Raise what a run failed with, else that it is closed."""
         self.is_over = True
@@ -83,23 +96,18 @@ class Desk:
             remedy="Serve it again and connect anew, or resume from the last state_dict().",
         )
 
-    def constructor(self, key: str) -> Any:
-        """Return the actor of a key, found once. Raises TimeoutError if it is gone."""
-        if self._actor is None or self._actor[0] != key:
+    def line_to(self, key: str) -> Line:
+        """Return the line to the constructor of a key, found once. TimeoutError if it is gone."""
+        if self.line is None or self.line.key != key:
             # Futures and actors attach themselves to the current client, which need not be ours.
             with self.client.as_current():
                 future = Variable(key, client=self.client).get(timeout=FIND_S)
-                self._actor = (key, future.result(timeout=FIND_S), future)
-        return self._actor[1]
-
-    @property
-    def known_constructor(self) -> Any | None:
-        """The actor that was found last, if any."""
-        return None if self._actor is None else self._actor[1]
+                self.line = Line(self.client, key, future.result(timeout=FIND_S), future)
+        return self.line
 
     def forget_constructor(self) -> None:
-        """Forget an actor that does not answer."""
-        self._actor = None
+        """Forget a constructor that does not answer."""
+        self.line = None
 
 
 def process_name() -> str:

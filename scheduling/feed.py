@@ -114,12 +114,14 @@ class SourceFeed:
             "cursors": {str(k): [c.position, c.shard, c.row] for k, c in cursors.items()},
             "until": until,
         }
-        reply = await self._partners.ask(self.name, min(cursors), "describe", **asked)
+        answer = await self._partners.read(self.name, min(cursors), "describe", **asked)
+        reply = answer.reply
         for lane, (position, shard, row) in reply["cursors"].items():
             self._cursors[int(lane)] = LaneCursor(position=position, shard=shard, row=row)
         self._live.difference_update(reply["ended"])
         table = Metadata.unpack(reply["table"])
-        self._mirror.follow(self.name, cursors, asked, table)
+        if not answer.by_shadow:
+            self._mirror.follow(self.name, cursors, asked, table)
         self._readable = self._readable or bool((table["verdict"] == Verdict.OK).any())
         return self._overridden(table)
 

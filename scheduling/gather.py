@@ -35,7 +35,7 @@ async def gather(partners: Partners, sources: Sequence[str], table: Metadata) ->
     async with asyncio.TaskGroup() as group:
         asked = [
             group.create_task(
-                partners.ask(
+                partners.read(
                     sources[int(table["source"][rows[0]])],
                     int(table["lane"][rows[0]]),
                     "serve",
@@ -44,7 +44,7 @@ async def gather(partners: Partners, sources: Sequence[str], table: Metadata) ->
             )
             for rows in parts
         ]
-    return Payload(table.num_rows, parts, [task.result() for task in asked])
+    return Payload(table.num_rows, parts, [task.result().reply for task in asked])
 
 
 class Payload:

@@ -93,13 +93,14 @@ async def gather_items(
         spans = np.array([span for span, _ in keys], np.int64)
         numbers = np.array([number for _, number in keys], np.int64)
         rows = plan.table.take(spans)
-        reply = await partners.ask(
+        answer = await partners.read(
             plan.sources[int(rows["source"][0])],
             int(rows["lane"][0]),
             "serve_items",
             wanted=Metadata({**rows.columns, NUMBER: numbers}).pack(),
             modality=modality,
         )
+        reply = answer.reply
         ends = np.cumsum(reply["lengths"]).tolist()
         starts = [0, *ends[:-1]]
         grids = reply.get("grid", [None] * len(keys))

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -26,6 +26,15 @@ import fsspec
 from megadask.scheduling.errors import JournalError
 
 logger = logging.getLogger(__name__)
+
+#: Errors of a path or of rights to it, which do not pass by themselves.
+LASTING = (
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 
 VERSION = 2
 Kind = Literal["full", "step", "event", "marks"]
@@ -39,6 +48,10 @@ MOST_CALLS = 16
 
 #: Generation and sequence of an object.
 Place = tuple[int, int]
+
+
+class StorageError(JournalError):
+    """Storage failed in a way that may pass: it is full, or far and does not answer."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +92,14 @@ class Journal:
     # Writing ------------------------------------------------------------------------------------
 
     def begin(self, generation: int, body: bytes) -> Place:
-        """Start the chain of a generation. Raises JournalError if it has one already."""
-        if generation in self.generations():
+        """Start the chain of a generation. Raises JournalError if it has one already.
+
+        After a StorageError it may be called again.
+        """
+        with self._told():
+            is_again = generation == self._generation and not self._sequence
+            is_taken = not is_again and generation in self.generations()
+        if is_taken:
             raise JournalError(
                 f"the journal at {self.path} has generation {generation} already",
                 remedy="Another service may be using this checkpoint path; use one for each.",
@@ -92,7 +111,8 @@ class Journal:
         """Write the next object of the chain; return its place.
 
         kept: of a full object, the first sequence that is not to be pruned. Raises JournalError
-        where storage fails; then nothing is there, or a torn tail, which readers leave out.
+        where storage fails; then nothing is there, or a torn tail, which readers leave out. After a
+        StorageError it may be called again.
         """
         packed = zlib.compress(body)
         header: dict[str, Any] = {"version": VERSION, "kind": kind, "previous": self._hash}
@@ -101,15 +121,9 @@ class Journal:
         header["hash"] = _own_hash(header, packed)
         data = _dumped(header) + b"\n" + packed
         folder = self._folder(self._generation)
-        try:
+        with self._told():
             self._fs.makedirs(folder, exist_ok=True)
             self._put(f"{folder}/{self._sequence:09d}.{kind}", data)
-        except OSError as error:
-            raise JournalError(
-                f"cannot write the journal at {self.path}",
-                got=f"{type(error).__name__}: {error}",
-                remedy="Check the path, its permissions and the space left.",
-            ) from error
         place = (self._generation, self._sequence)
         self._hash = _hash(data)
         self._sequence += 1
@@ -132,7 +146,7 @@ class Journal:
                 folder = self._folder(generation)
                 names = [name for name in self._names(generation) if _sequence_of(name) < sequence]
                 self._remove([f"{folder}/{name}" for name in names])
-        except OSError as error:
+        except Exception as error:  # stores have classes of their own, as in `_told`
             logger.warning("old objects of the journal at %s stay: %s", self.path, error)
 
     # Reading ------------------------------------------------------------------------------------
@@ -233,6 +247,19 @@ class Journal:
         )
 
     # Objects ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise JournalError where storage fails, StorageError where that may pass."""
+        try:
+            yield
+        except Exception as error:  # stores have classes of their own for what is not an OSError
+            kind = JournalError if isinstance(error, LASTING) else StorageError
+            raise kind(
+                f"cannot write the journal at {self.path}",
+                got=f"{type(error).__name__}: {error}",
+                remedy="Check the path, its permissions and the space left.",
+            ) from error
 
     def _folder(self, generation: int) -> str:
         return f"{self._root}/generation-{generation:06d}"

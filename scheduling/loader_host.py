@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
+import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
 from distributed.core import Status
+from distributed.protocol.serialize import ToPickle
 
 from megadask.planner.errors import MegaDaskError
 from megadask.planner.metadata import Metadata
@@ -29,12 +32,33 @@ from megadask.scheduling.wire import ARRIVAL, LOADER_HOST, within
 ARRIVE_S = 30.0
 
 
+class Busy:
+    """Counts the time spent inside of it, by one thread."""
+
+    def __init__(self) -> None:
+        self._before_s = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Time spent inside so far, in seconds; any thread may ask."""
+        since = self._since
+        return self._before_s + (0.0 if since is None else time.monotonic() - since)
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._before_s, self._since = self.seconds, None
+
+
 @dataclass
 class _Hosted:
-    """A loader and its thread."""
+    """A loader, its thread, and how long that was busy."""
 
     loader: SourceLoader
     thread: ThreadPoolExecutor
+    busy: Busy = field(default_factory=Busy)
 
 
 class LoaderHost(WorkerPlugin):
@@ -45,6 +69,7 @@ class LoaderHost(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         """Answer calls to the loaders of this worker, and tell the Supervisor that it does."""
+        _share_memory()
         self._hosted: dict[str, _Hosted] = {}
         self._worker = worker
         worker.handlers[LOADER_HOST] = self.handle
@@ -60,8 +85,17 @@ class LoaderHost(WorkerPlugin):
         for incarnation in list(self._hosted):
             self._release(incarnation)
 
-    async def handle(self, call: str, incarnation: str = "", **arguments: Any) -> Any:
-        """Carry out one call: open, release, retain, or one to a loader."""
+    async def handle(
+        self,
+        call: str,
+        incarnation: str = "",
+        packed: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Carry out one call: open, release, retain, or one to a loader.
+
+        packed: arguments that hold arrays, as `Partners.call` sends them; it is answered alike.
+        """
         if call == "open":
             return await self._open(incarnation, **arguments)
         if call == "release":
@@ -75,8 +109,11 @@ class LoaderHost(WorkerPlugin):
                 got=f"incarnation {incarnation}",
                 remedy="It was replaced or released; ask the supervisor for the owner.",
             )
-        told = partial(_carried_out, _CALLS[call], hosted.loader, arguments)
-        return await asyncio.get_running_loop().run_in_executor(hosted.thread, told)
+        if call == "status":  # answered at once, however busy the loader is
+            return {**_status(hosted.loader), "busy_s": hosted.busy.seconds}
+        told = partial(_carried_out, _CALLS[call], hosted, packed or arguments)
+        answer = await asyncio.get_running_loop().run_in_executor(hosted.thread, told)
+        return answer if packed is None else {"packed": ToPickle(answer)}
 
     async def _open(
         self,
@@ -117,16 +154,25 @@ class LoaderHost(WorkerPlugin):
             hosted.thread.shutdown(wait=False)
 
 
-def _carried_out(
-    method: Callable[..., Any], loader: SourceLoader, arguments: Mapping[str, Any]
-) -> Any:
+def _share_memory() -> None:
+    """Let Arrow take memory from the system, as all of the process does.
+
+    Its own allocators keep some for every thread that has read, and each loader is one: with 64
+    sources that were megabytes each. Arrow asks the environment once, when it is loaded; who has
+    chosen an allocator there keeps it.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
+
+def _carried_out(method: Callable[..., Any], hosted: _Hosted, arguments: Mapping[str, Any]) -> Any:
     """Return what a call returns; raise what it raises in a form that travels.
 
     An error of somebody's transform may be of any class, also of those by which callers know that a
     loader was lost: they would ask again and again, and never tell what it was.
     """
     try:
-        return method(loader, **arguments)
+        with hosted.busy:
+            return method(hosted.loader, **arguments)
     except MegaDaskError:
         raise
     except BaseException as error:
@@ -189,5 +235,4 @@ _CALLS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "promote": _promote,
     "serve": _serve,
     "serve_items": _serve_items,
-    "status": _status,
 }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from distributed import Worker
 from distributed.comm.core import CommClosedError
 from distributed.core import Status
+from distributed.protocol.serialize import ToPickle
 
 from megadask.scheduling.errors import (
     ClosedError,
@@ -17,8 +20,11 @@ from megadask.scheduling.errors import (
     ServiceError,
     StaleError,
 )
+from megadask.scheduling.hedging import SLOW_S, Usual
 from megadask.scheduling.spec import Limits
-from megadask.scheduling.wire import LOADER_HOST, SUPERVISOR, within
+from megadask.scheduling.wire import AGAIN_S, LOADER_HOST, SUPERVISOR, within
+
+logger = logging.getLogger(__name__)
 
 #: How often a call that takes long is checked for its loader having been replaced.
 WATCH_S = 2.0
@@ -35,6 +41,14 @@ class LoaderAddress:
     incarnation: str
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a loader answered, or its shadow."""
+
+    reply: Any
+    by_shadow: bool
+
+
 class Partners:
     """Calls from one role, on a worker, to the supervisor and to the loaders of its pipeline."""
 
@@ -44,6 +58,9 @@ class Partners:
         self._limits = limits
         self._version = -1
         self._num_casts = -1  # changes of who holds which role that are known of
+        self._usual: dict[tuple[str, str], Usual] = defaultdict(Usual)  # by source and call
+        self._slow_until: dict[str, float] = {}  # by incarnation of a loader that was slow
+        self.num_hedged = 0  # reads that a shadow was asked for, too
         self._loaders: dict[str, list[LoaderAddress]] = {}
         self._shadows: dict[str, list[LoaderAddress]] = {}
 
@@ -56,11 +73,24 @@ class Partners:
         return ends or isinstance(error, StaleError | ClosedError)
 
     async def supervisor(self, call: str, *, wait_s: float = 0.0, **arguments: Any) -> Any:
-        """Call the supervisor; a call that may wait there for ``wait_s`` has so much longer."""
+        """Call the supervisor; a call that may wait there for ``wait_s`` has so much longer.
+
+        One whose connection is cut is made again: nothing that can be asked does more by that.
+        """
         if wait_s:
             arguments["wait_s"] = wait_s
-        asked = getattr(self._worker.scheduler, SUPERVISOR)(call=call, run=self._run, **arguments)
-        return await within(self._limits.reply_s + wait_s, asked, f"the supervisor's {call!r}")
+        handler = getattr(self._worker.scheduler, SUPERVISOR)
+
+        async def ask() -> Any:
+            while True:
+                try:
+                    return await handler(call=call, run=self._run, **arguments)
+                except OSError as error:
+                    if isinstance(error, TimeoutError) or self.is_over(error):
+                        raise
+                    await asyncio.sleep(AGAIN_S)
+
+        return await within(self._limits.reply_s + wait_s, ask(), f"the supervisor's {call!r}")
 
     async def loaders(self, source: str) -> list[LoaderAddress]:
         """Return the loaders of a source."""
@@ -117,15 +147,55 @@ class Partners:
             finally:
                 watched.cancel()
 
+    async def read(self, source: str, lane: int, call: str, **arguments: Any) -> Answer:
+        """Ask as `ask` does; where that takes much longer than usual, a shadow is asked too.
+
+        The first answer counts. After a loader was slow its shadow is asked first, for a while.
+        """
+        now = asyncio.get_running_loop().time
+        usual = self._usual[source, call]
+
+        async def by_owner() -> Answer:
+            begin = now()
+            reply = await self.ask(source, lane, call, **arguments)
+            usual.note(now() - begin)
+            return Answer(reply, by_shadow=False)
+
+        shadow = next((one for one in self.shadows(source) if lane in one.lanes), None)
+        if shadow is None:
+            return await by_owner()
+
+        async def by_shadow() -> Answer:
+            begin = now()
+            reply = await self.call(shadow, source, lane, call, arguments)
+            usual.note(now() - begin)
+            return Answer(reply, by_shadow=True)
+
+        owner = await self.owner_of(source, lane)
+        is_slow = now() < self._slow_until.get(owner.incarnation, 0.0)
+        ways = [by_shadow, by_owner] if is_slow else [by_owner, by_shadow]
+        answer, num_asked = await _first_answer(ways, 1 if is_slow else 0, usual.patience_s)
+        if num_asked > 1:
+            self.num_hedged += 1
+        if answer.by_shadow and not is_slow:
+            logger.warning("source %r: the loader on %s is slow", source, owner.address)
+            self._slow_until[owner.incarnation] = now() + SLOW_S
+        return answer
+
     async def call(
         self, owner: LoaderAddress, source: str, lane: int, call: str, arguments: Mapping[str, Any]
     ) -> Any:
-        """Call one loader, which may be lost; ``lane`` is for the error."""
+        """Call one loader, which may be lost; ``lane`` is for the error.
+
+        Arrays travel as they lie in memory, beside the message. Dask would find out by failing that
+        they do not fit into it.
+        """
         asked = getattr(self._worker.rpc(owner.address), LOADER_HOST)(
-            call=call, incarnation=owner.incarnation, **arguments
+            call=call, incarnation=owner.incarnation, packed=ToPickle(dict(arguments))
         )
         what = f"source {source!r}, lane {lane}, to {call} (loader on {owner.address})"
-        return await within(self._limits.reply_s, asked, what)
+        answer = await within(self._limits.reply_s, asked, what)
+        return answer["packed"]
 
     async def _watch(
         self, owner: LoaderAddress, source: str, lane: int, asked: asyncio.Task[Any]
@@ -138,6 +208,35 @@ class Partners:
         except (ServiceError, DeadlineError, OSError):
             return  # then the call itself will fail, or is the last that is answered
         asked.cancel()
+
+
+async def _first_answer(
+    ways: Sequence[Callable[[], Coroutine[Any, Any, Answer]]], decisive: int, patience_s: float
+) -> tuple[Answer, int]:
+    """Return the first answer that comes, and how many ways were gone for it.
+
+    The second way is gone where the first has no answer for so long, or fails. What the decisive
+    one raises is raised, but for a deadline while the other may still answer.
+    """
+    tasks = [asyncio.create_task(ways[0]())]
+    try:
+        await asyncio.wait(tasks, timeout=patience_s)
+        failed = tasks[0].done() and tasks[0].exception() is not None
+        if not tasks[0].done() or (failed and decisive == 1):
+            tasks.append(asyncio.create_task(ways[1]()))
+        pending = set(tasks)
+        while pending:
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for number, task in enumerate(tasks):
+                error = task.exception() if task.done() else None
+                if task.done() and error is None:
+                    return task.result(), len(tasks)
+                if number == decisive and error and not isinstance(error, DeadlineError):
+                    raise error
+        return tasks[decisive].result(), len(tasks)  # raises what kept it
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _addresses(reply: Mapping[str, Any]) -> dict[str, list[LoaderAddress]]:

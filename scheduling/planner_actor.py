@@ -84,7 +84,7 @@ class PlannerActor:
             if self._partners.is_over(error):
                 logger.info("planner of %s stops: %s", self._run, error)
                 return
-            logger.exception("planner of %s failed", self._run)
+            logger.error("planner of %s failed", self._run, exc_info=error)
             await self._partners.supervisor(
                 "fail", incarnation=self._incarnation, error=pack_error(error)
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +12,17 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.state import MixtureEvent
 from megadask.planner.topology import ClientPlaceTree
 from megadask.scheduling.checkpoint import Checkpoint
-from megadask.scheduling.errors import ClosedError, ServiceError, pack_error
-from megadask.scheduling.journal import Journal
+from megadask.scheduling.errors import ClosedError, JournalError, ServiceError, pack_error
+from megadask.scheduling.journal import Journal, StorageError
 from megadask.scheduling.kept import Kept, last
 from megadask.scheduling.point import Point
 from megadask.scheduling.record import RunRecord
 from megadask.scheduling.wire import Signal
+
+logger = logging.getLogger(__name__)
+
+#: Storage that fails is tried again after so many seconds, then after twice as many, and so on.
+RETRY_S = 0.1
 
 
 @dataclass
@@ -49,6 +55,8 @@ class Run:
         Wakes those who wait for constructors to take something up.
     mixtures
         All that were ever set: a run that goes back comes by them again.
+    failing_since
+        When storage began to fail, by the event loop's clock; None while it works.
     """
 
     record: RunRecord
@@ -65,6 +73,7 @@ class Run:
     heard: dict[str, int] = field(default_factory=dict)
     told: Signal = field(default_factory=Signal)
     mixtures: list[MixtureEvent] = field(default_factory=list)
+    failing_since: float | None = None
 
     @property
     def name(self) -> str:
@@ -124,13 +133,47 @@ class Run:
         return Kept.of(self.record, self.header["components"], self.mixtures)
 
     async def _write(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write to the journal; what cannot be written is not committed, and ends the run."""
+        """Write to the journal; what cannot be written is not committed, and ends the run.
+
+        Storage that fails is tried again for a while. What is committed goes on to the trainers
+        meanwhile.
+        """
         try:
-            await asyncio.to_thread(write, *arguments)
+            await self._try(write, *arguments)
         except ServiceError as error:
-            self.error = pack_error(error)
-            self.close("its journal cannot be written")
+            if not self.over:
+                self.error = pack_error(error)
+                self.close("its journal cannot be written")
             raise
+
+    async def _try(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Write, again and again for as long as storage may fail."""
+        now, limit_s = asyncio.get_running_loop().time, float(self.header["journal_s"])
+        delay_s = RETRY_S
+        while True:
+            try:
+                await asyncio.to_thread(write, *arguments)
+                break
+            except StorageError as error:
+                if self.failing_since is None:
+                    self.failing_since = now()
+                    logger.warning("%s: %s", self.name, error)
+                    self.record.note("journal fails", reason=str(error))
+                left_s = self.failing_since + limit_s - now()
+                if left_s <= 0 or self.over:
+                    raise JournalError(
+                        error.what,
+                        got=error.got,
+                        limit=f"storage that works again within {limit_s:g} s",
+                        remedy="Check the space left and the way there, or raise "
+                        "Limits(journal_s=).",
+                    ) from error
+            await self.changed.wait_until(lambda: self.over, min(delay_s, left_s))
+            delay_s *= 2
+        if self.failing_since is not None:
+            self.failing_since = None
+            logger.warning("%s: its journal can be written again", self.name)
+            self.record.note("journal works again")
 
     async def open_generation(self, origin: Point) -> None:
         """Begin a new timeline."""

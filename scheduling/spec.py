@@ -12,6 +12,7 @@ import numpy as np
 from megadask.planner.batching import Batching
 from megadask.planner.checks import check_above_0, check_integer, check_number
 from megadask.planner.draw import DrawRules
+from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import StepSchedule
 from megadask.planner.strategy import Strategy
 from megadask.planner.topology import ClientPlaceTree
@@ -128,6 +129,9 @@ class Limits:
         How long a worker may be silent before its roles move to others, for one that hangs without
         dying; the least of all services on a cluster counts. Shorter than ``reply_s``, so that
         calls to it find a successor before their own deadline.
+    journal_s
+        How long storage may fail before that ends the run. Nothing is committed meanwhile. Shorter
+        than ``reply_s``, as who commits waits for it.
     """
 
     loader_bytes: int = 64 * 2**20
@@ -138,6 +142,7 @@ class Limits:
     recovery_s: float = 60.0
     lease_s: float = 60.0
     silent_s: float = 20.0
+    journal_s: float = 30.0
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -150,6 +155,14 @@ class Limits:
                 check_number(what, value, 0)
             else:
                 check_integer(what, value, 1)
+        for name in ("silent_s", "journal_s"):
+            if getattr(self, name) >= self.reply_s:
+                raise ConfigError(
+                    f"Limits({name}=)",
+                    got=f"{getattr(self, name):g}",
+                    limit=f"less than reply_s={self.reply_s:g}",
+                    remedy="Who waits for an answer waits for that, too; set both.",
+                )
 
     @property
     def most_shared_bytes(self) -> int:

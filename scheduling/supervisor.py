@@ -15,6 +15,7 @@ from distributed.comm.core import Comm
 from distributed.metrics import time
 from distributed.scheduler import WorkerState
 
+from megadask.scheduling.autosize import Autosize
 from megadask.scheduling.calls import CALLS
 from megadask.scheduling.custody import Custody
 from megadask.scheduling.errors import ClosedError, ServiceError
@@ -23,10 +24,12 @@ from megadask.scheduling.retiring import holders, retire
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run, new_run
 from megadask.scheduling.watch import Watch
-from megadask.scheduling.wire import ARRIVAL, SUPERVISOR
+from megadask.scheduling.wire import ARRIVAL, SUPERVISOR, Signal
 
 #: So many services that have ended are remembered, for trainers that ask about them.
 MOST_ENDED = 1000
+#: How long a trainer or driver whose connection ends has to make another one.
+RECONNECT_S = 2.0
 
 
 class Supervisor(SchedulerPlugin):
@@ -39,13 +42,18 @@ class Supervisor(SchedulerPlugin):
         """Answer calls."""
         self._scheduler = scheduler
         self._runs: dict[str, Run] = {}
+        self._clients = Signal()  # that one came
         self._ended: dict[str, str] = {}  # name of a run that is gone to why it ended
         self._roles = Roles(scheduler)
         self._custody = Custody(self._roles)
         self._roles.on_arrival = self._worker_came
         self._tasks: set[asyncio.Task[None]] = set()
         watch = Watch(scheduler, self._roles, self._runs, self._worker_is_lost)
-        self._watching = asyncio.create_task(watch.watch(), name="megadask watch")
+        autosize = Autosize(self._roles, self._custody, self._runs)
+        self._watching = [
+            asyncio.create_task(watch.watch(), name="megadask watch"),
+            asyncio.create_task(autosize.follow(), name="megadask autosize"),
+        ]
         scheduler.handlers[SUPERVISOR] = self.handle
         scheduler.handlers[ARRIVAL] = self._roles.worker_came
 
@@ -53,7 +61,8 @@ class Supervisor(SchedulerPlugin):
         """Tell the trainers that the cluster goes."""
         for run in self._runs.values():
             run.close("the Dask scheduler was closed")
-        self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         await self._roles.close()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
@@ -79,8 +88,19 @@ class Supervisor(SchedulerPlugin):
             if not run.over and any(run.header["shadows"].values()):
                 self._spawn(self._custody.tend(run))
 
+    def add_client(self, scheduler: Scheduler, client: str) -> None:
+        """Go on with a client whose connection was cut, as it is back."""
+        self._clients.set()
+
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Wait for a client that may only have been cut off; Dask's clients connect again."""
+        self._spawn(self._client_left(client))
+
+    async def _client_left(self, client: str) -> None:
         """Free the ranks of a trainer that is gone; close the services of a driver that is."""
+        known = self._scheduler.clients
+        if await self._clients.wait_until(lambda: client in known, RECONNECT_S):
+            return
         for run in list(self._runs.values()):
             run.record.drop_client(client)
             if run.client == client and not run.header["detached"]:

@@ -7,16 +7,17 @@ the process: what a trainer needs to go on is in the supervisor's record and in 
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from itertools import islice
 from typing import Any
 
 from distributed import Client
-from numpy.typing import NDArray
 
 from megadask.planner.errors import MegaDaskError
-from megadask.scheduling.delivery import Microbatch, StepFacts, read_reply
+from megadask.scheduling.delivery import Microbatch, Reply, StepFacts, read_reply
 from megadask.scheduling.desk import GRACE_S, Desk, process_name
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
+from megadask.scheduling.line import Line
 from megadask.scheduling.marks import Watermark
 from megadask.scheduling.point import Point
 from megadask.scheduling.prefetch import Prefetch
@@ -25,6 +26,10 @@ from megadask.scheduling.segment import GoneError
 from megadask.scheduling.share import IDS
 from megadask.scheduling.track import Track
 from megadask.scheduling.turning import Turning
+
+#: What was asked of the constructor, and what it answered: header and arrays.
+Call = Future[Reply]
+Answer = tuple[dict[str, Any], Reply]
 
 #: How long a constructor or the supervisor holds one call before it says that it still waits.
 HOLD_S = 10.0
@@ -84,7 +89,7 @@ class TrainerLink:
         self.place: dict[str, Any] = joined["place"]
         beginning = Point.from_json(joined["beginning"])
         self._turning = Turning(self._desk, self._token, joined["pass"], beginning)
-        self._inflight: dict[Watermark, Any] = {}
+        self._inflight: dict[Watermark, Call | Answer] = {}
         self._track: Track
         self._mark: Watermark
         self._sent: Watermark  # the last mark that was passed on
@@ -143,7 +148,7 @@ class TrainerLink:
     def acknowledge(self) -> None:
         """Pass on now what was used, if a constructor was ever reached; else to its successor."""
         turns = self._turning.target is not None
-        if self._desk.known_constructor is None or turns or self._desk.is_over:
+        if self._desk.line is None or turns or self._desk.is_over:
             return
         deadline = time.monotonic() + ACKNOWLEDGE_S
         self._look()  # a closed service says so, while a call to its actor might never end
@@ -151,7 +156,7 @@ class TrainerLink:
             try:
                 if self._key is None:
                     raise RuntimeError("the constructor is being replaced")
-                call = self._send_mark(self._desk.constructor(self._key))
+                call = self._send_mark(self._desk.line_to(self._key))
                 self._listen(call, deadline)
                 return
             except MegaDaskError:
@@ -161,10 +166,10 @@ class TrainerLink:
                     raise
                 self._find_constructor(REPLACE_S)
 
-    def _send_mark(self, actor: Any) -> Any:
+    def _send_mark(self, line: Line) -> Call:
         self._sent = self._mark
         use = self._receiver.use()
-        return actor.acknowledge(self.rank, self._token, self._generation, self._mark, use)
+        return line.call("acknowledge", self.rank, self._token, self._generation, self._mark, use)
 
     # Going back -------------------------------------------------------------------------------
 
@@ -194,7 +199,7 @@ class TrainerLink:
 
     # The wait for a microbatch ----------------------------------------------------------------
 
-    def _arrived(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
+    def _arrived(self) -> Answer | None:
         """Return what the constructor sent for the position, None at the end of the data."""
         begin = time.monotonic()
         deadline = begin + self._timeout_s
@@ -254,7 +259,7 @@ class TrainerLink:
         finally:
             self.wait_s += time.monotonic() - begin
 
-    def _answer(self, left_s: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _answer(self, left_s: float) -> Answer:
         """Return the constructor's answer about the position."""
         held = self._inflight[self.position]
         if isinstance(held, tuple):
@@ -267,7 +272,7 @@ class TrainerLink:
             self._prefetch.note(waited=waited, **facts)
         return answer
 
-    def _listen(self, call: Any, deadline: float) -> Any:
+    def _listen(self, call: Call, deadline: float) -> Reply:
         """Return what a call to the constructor returns, unless that is found to be lost."""
         while True:
             try:
@@ -304,17 +309,18 @@ class TrainerLink:
                 self._inflight[slot] = self._request(slot)
         for slot in [slot for slot in self._inflight if slot < self.position]:
             del self._inflight[slot]
-        actor = self._desk.known_constructor
-        if self._mark > self._sent and actor is not None:
+        line = self._desk.line
+        if self._mark > self._sent and line is not None:
             # No new request carried the mark; a full constructor waits for it to make room.
-            self._send_mark(actor)
+            self._send_mark(line)
 
-    def _request(self, slot: Watermark) -> Any:
+    def _request(self, slot: Watermark) -> Call:
         self._sent = self._mark
         with_plan = slot[1] == 0 or slot == self.position
         if self._key is None:
             raise RuntimeError("the constructor is being replaced")
-        return self._desk.constructor(self._key).fetch(
+        return self._desk.line_to(self._key).call(
+            "fetch",
             self.rank,
             self._token,
             self._generation,
@@ -326,9 +332,7 @@ class TrainerLink:
             self._receiver.use(),
         )
 
-    def _open(
-        self, header: dict[str, Any], arrays: dict[str, NDArray[Any]]
-    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
+    def _open(self, header: dict[str, Any], arrays: Reply) -> Answer | None:
         """Return what came for the position, its arrays mapped; None to ask for it again."""
         text = arrays.pop("plan", None)
         if "shared" in header and IDS not in arrays:
@@ -378,5 +382,5 @@ class TrainerLink:
         self._inflight.clear()
 
 
-def _error_bytes(arrays: dict[str, NDArray[Any]]) -> bytes | None:
+def _error_bytes(arrays: Reply) -> bytes | None:
     return arrays["error"].tobytes() if "error" in arrays else None

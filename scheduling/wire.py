@@ -16,8 +16,17 @@ SUPERVISOR = "megadask"
 ARRIVAL = "megadask_arrival"
 #: Name of the handler on every worker that hosts loaders.
 LOADER_HOST = "megadask_loader"
+#: How long to wait before a call is made again whose connection was cut.
+AGAIN_S = 0.1
 #: For so long a constructor goes by what it has last heard of who has which rank.
 TRUST_S = 15.0
+#: The pipeline of a dict that trainers get when they name none.
+MAIN = "train"
+
+
+def run_name(service: str, pipeline: str | None) -> str:
+    """Return the name of a pipeline's record at the supervisor."""
+    return service if pipeline in (None, MAIN) else f"{service}/{pipeline}"
 
 
 async def within(seconds: float, awaitable: Awaitable[T], what: str) -> T:

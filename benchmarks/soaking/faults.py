@@ -116,8 +116,7 @@ class Doer:
 
     def _scale(self, fault: Fault) -> None:
         source = pick(fault.where, self.sources)
-        if hasattr(self.party.service, "scale"):
-            self.party.service.scale({source: 1 + int(4 * fault.size)})
+        self.party.service.scale({source: 1 + int(4 * fault.size)})
 
     def _set_mixture(self, fault: Fault) -> None:
         heavy = pick(fault.where, self.sources)

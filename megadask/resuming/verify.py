@@ -216,7 +216,7 @@ class _Lab:
             stop=stop,
             mark=mark,
             topology=_described(pipeline.topology),
-            loaders=sum(source.loaders for source in pipeline.sources),
+            loaders=sum(source.first_loaders for source in pipeline.sources),
             constructors=constructors,
         )
         if isinstance(first, MegaDaskError):
@@ -319,7 +319,7 @@ def _with_other_loaders(pipeline: Pipeline) -> Pipeline:
     return replace(
         pipeline,
         sources=[
-            replace(source, loaders=1 if source.loaders > 1 else min(2, source.num_lanes))
+            replace(source, loaders=1 if source.first_loaders > 1 else min(2, source.num_lanes))
             for source in pipeline.sources
         ],
     )

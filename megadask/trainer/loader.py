@@ -17,7 +17,7 @@ from megadask.scheduling.delivery import StepFacts
 from megadask.scheduling.errors import DeadlineError, ServiceError
 from megadask.scheduling.point import Point
 from megadask.scheduling.trainer_link import TrainerLink
-from megadask.service import run_name
+from megadask.scheduling.wire import run_name
 from megadask.tls import check_security
 from megadask.trainer.confirmed import Confirmed
 from megadask.trainer.groups import Share, process_group

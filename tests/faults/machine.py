@@ -89,6 +89,15 @@ class Machine(RuleBasedStateMachine):
         assert all(key[0] < step for key in self.seen)
         self.connect(dp)
 
+    @rule(source=st.sampled_from(sorted(DATA)), loaders=st.integers(1, 3), meanwhile=st.booleans())
+    def scale(self, source: str, loaders: int, meanwhile: bool) -> None:
+        self.disturb(partial(self.service.scale, {source: loaders}), meanwhile)
+
+    @rule(meanwhile=st.booleans())
+    def spread(self, meanwhile: bool) -> None:
+        """Roles move to workers that came later."""
+        self.disturb(self.service.spread, meanwhile)
+
     @rule(by_source=weights)
     def set_mixture(self, by_source: dict[str, int]) -> None:
         chosen = {name: float(weight) for name, weight in by_source.items() if weight}

@@ -13,7 +13,7 @@ from tests.faults.helpers import WAIT_S, assert_nothing_is_left_on
 from tests.megadask.helpers.processes import Process, dask_worker, module
 from tests.megadask.helpers.ranks import Ranks, connect, run, start
 from tests.megadask.helpers.restore import make
-from tests.megadask.helpers.seen import Seen, drain, take
+from tests.megadask.helpers.seen import Seen, drain, see, take
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -90,7 +90,10 @@ def test_a_scheduler_that_closes(name: str) -> None:
         Ranks([service.close]).results(30)
 
 
-def test_a_cluster_of_separate_processes(name: str, whole: list[list[Seen]]) -> None:
+@pytest.mark.timeout(300)
+def test_a_cluster_of_separate_processes(
+    local_client: Client, name: str, whole: list[list[Seen]]
+) -> None:
     """Scheduler, worker and driver share no process; then the scheduler is killed."""
     scheduler = Process(
         *("-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"),
@@ -98,25 +101,27 @@ def test_a_cluster_of_separate_processes(name: str, whole: list[list[Seen]]) -> 
     )
     worker = None
     try:
-        line = scheduler.wait_for("", seconds=40)
+        line = scheduler.wait_for("")
         while "Scheduler at:" not in line:
-            line = scheduler.wait_for("", seconds=40)
+            line = scheduler.wait_for("")
         address = line.split()[-1]
         worker = dask_worker(address, "0", nanny=False)
-        with Client(address, set_as_default=False, timeout=20) as client:
-            client.wait_for_workers(1, timeout=40)
+        with Client(address, set_as_default=False, timeout=WAIT_S) as client:
+            client.wait_for_workers(1, timeout=WAIT_S)
             with md.serve(make(), client, name=name) as service:
                 assert run(service, drain) == whole
                 assert service.audit()["ok"]
             service = md.serve(make(), client, name=name)
             loader = connect(service, 0, timeout=10.0)
-            take(loader, 2)
-            state = loader.state_dict()
+            seen = take(loader, 2)
             scheduler.kill()
-            (error,) = Ranks([partial(drain, loader)]).outcomes(60)
+            (error,) = Ranks([lambda: seen.extend(map(see, loader))]).outcomes(60)
             assert isinstance(error, md.errors.MegaDaskError), repr(error)
-            assert loader.state_dict()["step"] >= state["step"]
+            state = loader.state_dict()
             Ranks([loader.close, service.close]).results(60)
+        # And on another cluster all ranks go on from there.
+        with md.serve(make(), local_client, name=name, resume=state) as service:
+            assert run(service, drain) == [one[len(seen) :] for one in whole]
     finally:
         for process in (scheduler, worker):
             if process is not None:

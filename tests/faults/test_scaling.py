@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import megadask as md
+from megadask.scheduling import autosize, sizing
 from megadask.scheduling.custody import Custody
 from megadask.scheduling.loader_host import LoaderHost
 from megadask.scheduling.owners import Partners
@@ -25,26 +28,14 @@ from tests.faults.helpers import (
     loader_threads,
     record_of,
 )
-from tests.megadask.helpers.ranks import Ranks, run
-from tests.megadask.helpers.restore import make
-from tests.megadask.helpers.seen import Seen, drain, take
+from tests.megadask.helpers.data import pipeline, unfold
+from tests.megadask.helpers.ranks import Ranks, run, start
+from tests.megadask.helpers.restore import DATA, make
+from tests.megadask.helpers.seen import Seen, drain, see, take
 
 pytestmark = pytest.mark.timeout(200)
 
 LANES = {"a": 3, "b": 3, "c": 3}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    """Three workers, each a process of its own."""
-    with make_cluster(processes=True, n_workers=3) as made:
-        yield made
-
-
-@pytest.fixture
-def pids(client: Client) -> dict[str, int]:
-    client.wait_for_workers(3, timeout=WAIT_S)
-    return client.run(os.getpid)
 
 
 def parts(service: md.Service, kind: str = "loaders") -> dict[str, list[list[int]]]:
@@ -294,3 +285,51 @@ def test_two_who_scale_at_once_take_turns(
 
         assert disturbed(service, 5, both) == whole
         assert_whole(service, {"a": 3, "b": 3, "c": 2})
+
+
+def slow_a(record: dict[str, int]) -> dict[str, Any]:
+    """A transform that takes long for records of the first source."""
+    if record["id"] < len(DATA["a"]):
+        time.sleep(0.05)
+    return unfold(record)
+
+
+def test_loaders_follow_what_reading_takes(
+    local_client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody does anything but wait for the slow source; then it gets no weight any more."""
+    monkeypatch.setattr(autosize, "LOOK_S", 0.2)
+    monkeypatch.setattr(sizing, "LOOKS_TO_SHRINK", 2)
+    options = {"transform": slow_a, "loaders": "auto"}
+    made = pipeline(DATA, sources=options, epochs=None)
+    limits = md.Limits(lead_steps=1, loader_bytes=0)
+    with md.serve(made, local_client, name=name, limits=limits) as service:
+        assert_whole(service, {"a": 1, "b": 1, "c": 1})
+        changed = threading.Event()
+
+        def body(loader: md.Loader) -> list[Seen]:
+            seen = []
+            for batch in loader:
+                seen.append(see(batch))
+                if changed.is_set():
+                    return seen
+            raise AssertionError("the data has no end")
+
+        ranks = start(service, body, timeout=WAIT_S)
+        try:
+            # As many as there are workers.
+            assert wait_until(lambda: len(parts(service)["a"]) == 2, WAIT_S)
+            service.set_mixture({"b": 1.0, "c": 1.0})
+            assert wait_until(lambda: len(parts(service)["a"]) == 1, WAIT_S)
+        finally:
+            changed.set()
+            seen = ranks.outcomes(2 * WAIT_S)
+        assert service.audit()["ok"]
+        assert_whole(service, {name: len(part) for name, part in parts(service).items()})
+    assert all(isinstance(rank, list) for rank in seen), seen
+
+
+@pytest.mark.parametrize("loaders", ["many", 0, 1.5, None])
+def test_loaders_are_a_number_or_auto(loaders: Any) -> None:
+    with pytest.raises(md.errors.ConfigError, match=r"'a', loaders="):
+        make(loaders=loaders)

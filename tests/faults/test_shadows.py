@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 import megadask as md
+from megadask.scheduling import hedging
+from megadask.scheduling.source_loader import SourceLoader
 from tests.conftest import make_cluster, wait_until
 from tests.faults.helpers import WAIT_S, assert_nothing_is_left_on, disturbed, record_of
 from tests.megadask.helpers.data import pipeline
@@ -125,3 +128,33 @@ def test_without_a_second_worker_there_is_none(name: str) -> None:
         assert not service.stats()["shadows"]
         cluster.scale(2)
         assert wait_until(lambda: len(service.stats()["shadows"]) == 3, WAIT_S)
+
+
+def test_a_loader_that_hangs_is_not_waited_for(
+    local_client: Client, name: str, whole: list[list[Seen]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread stands still to the end of the run; its shadow answers for it."""
+    hangs, released = threading.Event(), threading.Event()
+
+    def stop(self: SourceLoader) -> None:
+        if hangs.is_set() and self.spec.name == "a" and not self.cache.standby:
+            assert released.wait(2 * WAIT_S)
+
+    for method in ("describe", "serve"):
+        original = getattr(SourceLoader, method)
+
+        def slow(self: SourceLoader, *arguments: Any, _original: Any = original) -> Any:
+            stop(self)
+            return _original(self, *arguments)
+
+        monkeypatch.setattr(SourceLoader, method, slow)
+    for constant in ("LEAST_S", "FIRST_S"):
+        monkeypatch.setattr(hedging, constant, 0.2)
+    limits = md.Limits(lead_steps=1)
+    with md.serve(shadowed(), local_client, name=name, limits=limits) as service:
+        try:
+            assert disturbed(service, 4, hangs.set) == whole
+        finally:
+            released.set()
+        assert service.audit()["ok"]
+        assert sum(one["hedged"] for one in service.stats()["constructors"]) > 0

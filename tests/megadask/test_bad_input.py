@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import types
@@ -137,6 +138,9 @@ DECLARATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "limits: no seconds": (lambda: md.Limits(lease_s=float("nan")), "lease_s"),
     "limits: bytes": (lambda: md.Limits(constructor_bytes=-1), "constructor_bytes"),
     "limits: seconds": (lambda: md.Limits(reply_s=0.0), "reply_s"),
+    "limits: silence outlasts calls": (lambda: md.Limits(reply_s=20.0), "silent_s"),
+    "limits: silence outlasts a short call": (lambda: md.Limits(silent_s=60.0), "reply_s=60"),
+    "limits: storage outlasts calls": (lambda: md.Limits(journal_s=60.0), "journal_s"),
     "empty list": (lambda: pipeline({"a": []}), "'a'"),
 }
 
@@ -636,7 +640,7 @@ def test_a_source_that_answers_no_more(client: Client, name: str, tmp_path: Path
     gate = tmp_path / "gate"
     rows: list[Any] = [{**row, "gate": str(gate)} for row in records([20] * 30)]
     made = pipeline({"slow": rows, "b": DATA["b"]}, sources={"transform": faulty.wait_for_file})
-    limits = md.Limits(reply_s=2.0)
+    limits = md.Limits(reply_s=2.0, silent_s=1.5, journal_s=1.0)
     try:
         with md.serve(made, client, name=name, limits=limits) as service:
             for error in fails(service):
@@ -652,6 +656,18 @@ def test_a_failed_service_lets_go_of_its_workers(client: Client, name: str) -> N
     with md.serve(made, client, name=name) as service:
         fails(service)
     assert wait_until(lambda: not any(client.run(_num_actors).values()))
+
+
+def test_a_failed_role_logs_what_it_was_once(
+    local_client: Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not the group of tasks that it was raised in."""
+    caplog.set_level(logging.ERROR)
+    made = pipeline({"a": records([20] * 30)}, sources={"transform": faulty.raise_always})
+    with md.serve(made, local_client, name=name) as service:
+        fails(service)
+    told = [one for one in caplog.records if one.msg == "planner of %s failed"]
+    assert [one.exc_info[0] for one in told if one.exc_info] == [faulty.UserError]
 
 
 def _num_actors(dask_worker: Any) -> int:

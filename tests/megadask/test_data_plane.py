@@ -254,10 +254,10 @@ def test_what_a_closed_or_replaced_loader_left_is_not_written_to(
 
 
 @pytest.fixture
-def service(client: Client, name: str) -> Iterator[md.Service]:
-    """Eight ranks of one group, with batches of half a megabyte."""
+def service(request: pytest.FixtureRequest, client: Client, name: str) -> Iterator[md.Service]:
+    """Ranks of one group, one unless said otherwise, with batches of half a megabyte."""
     rows = corpus({"a": 400}, longest=400)
-    tree = md.ClientPlaceTree(tp=8)
+    tree = md.ClientPlaceTree(tp=getattr(request, "param", 1))
     made = pipeline(rows, epochs=None, seq_len=2**14, global_batch=1, topology=tree)
     with md.serve(made, client, name=name) as one:
         yield one
@@ -269,6 +269,7 @@ def told(process: Process, line: str = "") -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.parametrize("service", [8], indirect=True)
 def test_one_copy_for_all_ranks_of_a_group(service: md.Service) -> None:
     with ExitStack() as stack:
         ranks: list[Process] = []
@@ -277,7 +278,7 @@ def test_one_copy_for_all_ranks_of_a_group(service: md.Service) -> None:
             started = module("mapper", service.address, service.name, str(rank))
             ranks.append(stack.enter_context(started))
         for rank in ranks:
-            rank.wait_for("reading")
+            rank.wait_for("reading", seconds=100)
         answers = [told(rank) for rank in ranks]
         for count in (2, 8):
             total_kb[count] = sum(one["Pss"] for part in answers[:count] for one in part["maps"])

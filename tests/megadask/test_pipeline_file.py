@@ -138,9 +138,10 @@ def test_a_file_that_is_no_text_is_named() -> None:
         md.Pipeline.from_yaml("pipeline.yaml")
 
 
-def test_a_file_that_is_missing_is_named() -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        md.Pipeline.from_yaml("nowhere.yaml")
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in ("nowhere.yaml", str(tmp_path)):
+        with pytest.raises(md.errors.ConfigError, match=f"{path} cannot be read"):
+            md.Pipeline.from_yaml(path)
 
 
 def test_other_batches_and_a_collate() -> None:

@@ -73,7 +73,7 @@ def test_acknowledgements_of_an_earlier_trainer_are_refused(
             stale._link.consume(stale._link.position)
             with pytest.raises(md.errors.ClaimError):
                 stale._link._desk.ask("look", token=stale._link._token, step=0, lost=None, wait_s=0)
-            answer = stale._link._send_mark(stale._link._desk.known_constructor).result(timeout=20)
+            answer = stale._link._send_mark(stale._link._desk.line).result(timeout=20)
             assert read_reply(answer)[0]["status"] == "claim"
             assert record.watermarks[0] == (0, 2)
             gate.set()

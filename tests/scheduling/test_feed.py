@@ -22,7 +22,7 @@ from megadask.scheduling.errors import SourceError
 from megadask.scheduling.feed import SourceFeed
 from megadask.scheduling.loader_host import _describe
 from megadask.scheduling.mirror import Mirror
-from megadask.scheduling.owners import LoaderAddress, Partners
+from megadask.scheduling.owners import Answer, LoaderAddress, Partners
 from megadask.scheduling.reading import BadRecord
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.spec import SourceSpec
@@ -49,11 +49,11 @@ class LocalPartners:
     async def loaders(self, source: str) -> list[LoaderAddress]:
         return self._owners
 
-    async def ask(self, source: str, lane: int, call: str, **arguments: Any) -> Any:
+    async def read(self, source: str, lane: int, call: str, **arguments: Any) -> Answer:
         assert call == "describe"
         [owner] = [owner for owner in self._owners if lane in owner.lanes]
         assert all(int(k) in owner.lanes for k in arguments["cursors"])
-        return _describe(self._loaders[int(owner.address)], **arguments)
+        return Answer(_describe(self._loaders[int(owner.address)], **arguments), by_shadow=False)
 
 
 def source(content: list[list[Any]], lanes: int) -> SourceSpec:

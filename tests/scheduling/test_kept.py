@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import uuid
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ def header(path: str, origin: Point = ORIGIN, *, resumed: bool = False) -> dict[
         "components": {"seed": "0"},
         "resumed": resumed,
         "restart": False,
+        "journal_s": 30.0,
     }
 
 
@@ -240,19 +242,84 @@ def test_what_is_written_is_committed_though_the_planner_is_replaced(
     asyncio.run(live())
 
 
-def test_a_journal_that_cannot_be_written_ends_the_run(
+class Store:
+    """Fails whenever something is written, for as long as it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        self.failed = asyncio.Event()  # more than once since it began
+        self.num_failures = 0
+        self.works = True
+        self._error = error
+        self._put = Journal._put
+        self._loop = asyncio.get_running_loop()
+        monkeypatch.setattr(Journal, "_put", lambda *arguments: self._write(*arguments))
+
+    def _write(self, journal: Journal, name: str, data: bytes) -> None:
+        if self.works:
+            return self._put(journal, name, data)
+        self.num_failures += 1
+        if self.num_failures > 1:
+            self._loop.call_soon_threadsafe(self.failed.set)
+        raise self._error
+
+
+class Unreachable(Exception):
+    """Stores have errors of their own."""
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("error", [FULL, TimeoutError("slow"), Unreachable("no route")])
+@pytest.mark.parametrize("what", ["step", "full", "event", "marks", "begin"])
+def test_storage_that_fails_for_a_while_is_waited_for(
+    path: str, monkeypatch: pytest.MonkeyPatch, error: Exception, what: str
+) -> None:
+    """Whatever is written; nothing of it is committed before, and all of it afterwards."""
+
+    async def live() -> None:
+        life = Life(path)
+        record = life.run.record
+        for _ in range(2 if what == "full" else 1):
+            await life.step()
+        store = Store(monkeypatch, error)
+        writes = {
+            "step": life.step,
+            "full": life.step,  # every third
+            "event": lambda: life.event(0.25),
+            "marks": lambda: life.acknowledge(1, 1),
+            "begin": lambda: life.run.open_generation(ORIGIN),
+        }
+        store.works = False
+        steps, events = record.next_step, list(record.events)
+        task = asyncio.create_task(writes[what]())
+        async with asyncio.timeout(30):
+            await store.failed.wait()
+            assert not life.run.over
+            if what != "begin":
+                assert (record.next_step, record.events) == (steps, events)
+            store.works = True
+            await task
+        assert [one["event"] for one in record.news] == ["journal fails", "journal works again"]
+        life.check()
+        await life.step()
+        life.check()
+
+    asyncio.run(live())
+
+
+def test_storage_that_fails_for_too_long_ends_the_run(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def live() -> Run:
         life = Life(path)
         await life.step()
-
-        def fail(*_: Any) -> None:
-            raise OSError("no space left")
-
-        monkeypatch.setattr(type(Journal(path)._fs), "pipe_file", fail)
-        with pytest.raises(JournalError, match="no space left"):
+        store = Store(monkeypatch, FULL)
+        store.works = False
+        life.run.header = {**life.run.header, "journal_s": 0.3}
+        with pytest.raises(JournalError, match=r"No space left.*within 0.3 s"):
             await life.step()
+        assert store.num_failures > 1
         assert life.run.record.next_step == 1
         assert last(Journal(path).head()).step == 1  # type: ignore[union-attr]
         return life.run
@@ -260,6 +327,41 @@ def test_a_journal_that_cannot_be_written_ends_the_run(
     run = asyncio.run(live())
     assert run.over
     assert run.error is not None
+
+
+def test_storage_that_refuses_is_not_asked_again(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def live() -> None:
+        life = Life(path)
+        store = Store(monkeypatch, PermissionError("not yours"))
+        store.works = False
+        with pytest.raises(JournalError, match="not yours"):
+            await life.step()
+        assert store.num_failures == 1
+        assert life.run.over
+
+    asyncio.run(live())
+
+
+def test_a_run_that_is_closed_does_not_wait_for_its_storage(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def live() -> None:
+        life = Life(path)
+        store = Store(monkeypatch, FULL)
+        store.works = False
+        life.run.header = {**life.run.header, "journal_s": 1e6}
+        task = asyncio.create_task(life.step())
+        async with asyncio.timeout(30):
+            await store.failed.wait()
+            life.run.close("the driver closed it")
+            with pytest.raises(JournalError):
+                await task
+        assert life.run.closed == "the driver closed it"
+        assert life.run.error is None
+
+    asyncio.run(live())
 
 
 def test_a_run_that_nobody_accounts_for_is_an_error(path: str) -> None:

@@ -38,7 +38,7 @@ class Process:
             self._lines.put(line.rstrip("\n"))
         self._lines.put(None)
 
-    def wait_for(self, *beginnings: str, seconds: float = 40.0) -> str:
+    def wait_for(self, *beginnings: str, seconds: float = 60.0) -> str:
         """Return the next line of output that begins with one of these words."""
         while True:
             try:

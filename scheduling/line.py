@@ -1,0 +1,59 @@
+"""A trainer's line to its constructor: calls with plain arguments, answered in any order.
+
+Dask's own handle of an actor packs every argument by itself, which costs more than the call. What
+is sent here are numbers, texts and lists, which travel in the message as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from typing import Any
+
+from distributed import Client, Future
+
+from megadask.scheduling.delivery import Reply
+
+
+class Line:
+    """The line to one actor.
+
+    Parameters
+    ----------
+    client
+        A client with ``direct_to_workers``.
+    key
+        Of the actor.
+    actor, future
+        Its handle, and the future that it is the result of; it lives as long as that.
+    """
+
+    def __init__(self, client: Client, key: str, actor: Any, future: Future[Any]) -> None:
+        self._client = client
+        self.key = key
+        self._actor = actor  # its client knows by it whether its worker is lost
+        self._future = future
+
+    def call(self, method: str, *plain: Any) -> concurrent.futures.Future[Reply]:
+        """Call a method of the actor. Its answer raises OSError or RuntimeError if it is lost.
+
+        Raises
+        ------
+        RuntimeError
+            The actor is known to be lost.
+        """
+        if self._future.status not in ("finished", "pending"):
+            raise RuntimeError(f"the worker of {self.key} was lost ({self._future.status})")
+        loop: asyncio.AbstractEventLoop = self._client.loop.asyncio_loop  # type: ignore[union-attr]
+        return asyncio.run_coroutine_threadsafe(self._answer(method, plain), loop)
+
+    async def _answer(self, method: str, plain: tuple[Any, ...]) -> Reply:
+        worker = self._client.rpc(self._actor._address)
+        try:
+            answer = await worker.actor_execute(function=method, actor=self.key, args=plain)
+        except (KeyError, TimeoutError) as error:
+            raise OSError(f"{self.key} is not there: {type(error).__name__}") from error
+        if answer["status"] == "OK":
+            reply: Reply = answer["result"]
+            return reply
+        raise answer["exception"]

@@ -1,0 +1,59 @@
+"""What processes do not load, and where their memory comes from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+import megadask as md
+from tests.megadask.helpers.data import records, unfold, write_parquet
+from tests.megadask.helpers.ranks import run
+
+
+def loaded_here() -> list[str]:
+    return sorted({name.partition(".")[0] for name in sys.modules})
+
+
+def allocator_here() -> str:
+    import pyarrow as pa
+
+    return str(pa.default_memory_pool().backend_name)
+
+
+@pytest.mark.skipif(
+    "ARROW_DEFAULT_MEMORY_POOL" in os.environ, reason="the environment has chosen an allocator"
+)
+def test_workers_that_read_parquet_load_neither_torch_nor_pandas(
+    client: Client, tmp_path: Path, name: str
+) -> None:
+    paths = write_parquet(tmp_path, records(range(5, 45)))
+    source = md.Source("numbers", md.readers.Parquet(paths), transform=unfold, lanes=3)
+    pipeline = md.Pipeline(
+        sources=[source],
+        batching=md.Packed(seq_len=64, global_batch=4),
+        topology=md.ClientPlaceTree(dp=2),
+        epochs=1,
+    )
+    with md.serve(pipeline, client, name=name) as service:
+        counts = run(service, lambda loader: sum(1 for _ in loader))
+        assert min(counts) > 0
+        loaded = client.run(loaded_here)
+        allocators = client.run(allocator_here)
+    for address, names in loaded.items():
+        assert "pyarrow" in names, f"{address} has read nothing"
+        assert not {"torch", "pandas", "matplotlib"} & set(names), address
+    # One for all threads: those of Arrow keep memory for every thread, and each loader is one.
+    assert set(allocators.values()) == {"system"}
+
+
+def test_a_trainer_loads_neither_arrow_nor_scipy_nor_pipelines() -> None:
+    code = "import sys, megadask; megadask.connect; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "megadask.trainer.loader" in loaded
+    assert not {"pyarrow", "scipy", "pandas", "megadask.service", "megadask.readers"} & loaded
