@@ -17,10 +17,12 @@ from throughput import engines, steptimes
 from throughput.cells import (
     MEGADASK,
     PACKS_PER_RANK,
+    PLAIN,
     SLOW,
     Cell,
     Pass,
     Prepared,
+    Variation,
     run_megadask,
     run_pass,
 )
@@ -46,18 +48,19 @@ COLUMNS = (
     "first batch",
 )
 
+VARIATIONS = (Variation(attention=1.1), Variation(attention=0.9), Variation(defer=True))
 CELLS = [
-    Cell(data="bytes", context=32768, ranks=16, attention=(1.1, 0.9)),
-    Cell(data="bytes", context=8192, ranks=16, step_s=0.6, engines=True),
-    Cell(data="bpe", context=32768, ranks=16),
-    Cell(data="bpe", context=8192, ranks=16, step_s=0.6),
-    Cell(data="jpeg", context=32768, ranks=16, step_s=1.5),
+    Cell(data="bytes", context=32768, ranks=16, step_s=0.7, variations=VARIATIONS),
+    Cell(data="bytes", context=8192, ranks=16, step_s=0.5, engines=True),
+    Cell(data="bpe", context=32768, ranks=16, step_s=0.7),
+    Cell(data="bpe", context=8192, ranks=16, step_s=0.5),
+    Cell(data="jpeg", context=32768, ranks=16, step_s=2.0, steps=8),
     Cell(data="jpeg", context=8192, ranks=16, step_s=0.8),
     Cell(data="bytes", context=8192, ranks=2, step_s=0.4),
     Cell(data="bytes", context=32768, ranks=2, step_s=0.4),
-    Cell(data="bytes", context=8192, ranks=64, step_s=1.5),
-    Cell(data="equal", context=8192, ranks=16, step_s=0.6),
-    Cell(data="bytes", context=32768, ranks=16, floor_tokens=1024),
+    Cell(data="bytes", context=8192, ranks=64, step_s=1.2),
+    Cell(data="equal", context=8192, ranks=16, step_s=0.5),
+    Cell(data="bytes", context=32768, ranks=16, step_s=0.7, floor_tokens=1024),
 ]
 QUICK = [Cell(data="bytes", context=4096, ranks=4, steps=6, step_s=0.4)]
 
@@ -96,12 +99,11 @@ class Bench:
                 make = engines.opened(prepared.fixed(), prepared.folder, cell.ranks)
                 others = stack.enter_context(make)
             alone |= {name: (feed, slot or self._slots[0]) for name, (feed, slot) in others.items()}
-            own = {MEGADASK: 1.0}
-            own |= {f"its attention x {factor:g}": factor for factor in cell.attention}
+            own = {str(one): one for one in (PLAIN, *cell.variations)}
             found: dict[str, list[Pass]] = {name: [] for name in (*own, *feeds, *others)}
             for _ in range(self._passes):
-                for name, factor in own.items():
-                    found[name].append(run_megadask(self._own, self._client, prepared, factor))
+                for name, variation in own.items():
+                    found[name].append(run_megadask(self._own, self._client, prepared, variation))
                 for name, (feed, slot) in alone.items():
                     found[name].append(run_pass(slot, feed, prepared))
             slow = [name for name in SLOW for _ in range(self._passes)]
@@ -214,7 +216,7 @@ def heads(report: Report) -> None:
         "even spread of the same work. Time begins when all ranks have their first batch"
     )
     report.note(
-        "its attention x 1.1: the planner takes attention for 1.1 times as costly as it is. "
+        "attention x 1.1: the planner takes attention for 1.1 times as costly as it is. "
         "A floor per launch: a microbatch takes at least as long as a document of 1,024 tokens, "
         "and the planner does not know"
     )
