@@ -62,7 +62,7 @@ CELLS = [
     Cell(data="equal", context=8192, ranks=16, step_s=0.5),
     Cell(data="bytes", context=32768, ranks=16, step_s=0.7, floor_tokens=1024),
 ]
-QUICK = [Cell(data="bytes", context=4096, ranks=4, steps=6, step_s=0.4)]
+QUICK = [Cell(data="bytes", context=4096, ranks=4, steps=6, step_s=0.25)]
 
 
 class Bench:
