@@ -8,9 +8,11 @@ EXTRAS := torch,tokenizers,notebooks,test,dev
 # More words for pytest, as in: make test PYTEST_ARGS="-n 2 -k planner"
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest
+# Folders of tests/ that have targets of their own.
+SLOW := faults programs endurance
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test programs test-wheel check examples faults soak bench bench-quick notebooks format clean $(VENV)
+.PHONY: help demo test programs growth test-wheel check examples faults soak bench bench-quick notebooks format clean $(VENV)
 
 help:
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -27,13 +29,14 @@ demo: $(INSTALLED) ## train a small model on a local cluster, end to end
 
 # Two files at a time: many tests wait for processes more than they compute.
 test: $(INSTALLED) ## run the tests and notebooks; `make programs` and `make faults` have the slow ones
-	$(PYTEST) -n 2 --dist loadfile --nbmake tests $(wildcard notebooks) --ignore=tests/faults --ignore=tests/programs $(PYTEST_ARGS)
+	$(PYTEST) -n 2 --dist loadfile --nbmake tests $(wildcard notebooks) $(SLOW:%=--ignore=tests/%) $(PYTEST_ARGS)
 
 test-wheel: $(INSTALLED) ## run the tests against the built wheel, outside the checkout
 	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
 	$(BIN)/python -m pip install --quiet --no-deps --target build/site build/wheel/*.whl
 	mkdir build/run && cp -r tests setup.cfg build/run
+	rm -r build/run/tests/endurance
 	rm $(addprefix build/run/tests/test_,architecture.py benchmarks.py install.py throughput.py)
 	cd build/run && PYTHONPATH=$(CURDIR)/build/site $(CURDIR)/$(PYTEST) $(PYTEST_ARGS)
 
@@ -52,6 +55,9 @@ programs: $(INSTALLED) ## run the tests of whole programs: the demo and the exam
 
 faults: $(INSTALLED) ## run the tests that kill and stop processes
 	$(PYTEST) tests/faults $(PYTEST_ARGS)
+
+growth: $(INSTALLED) ## weigh all processes at two points of 10,000 steps
+	$(PYTEST) tests/endurance $(PYTEST_ARGS)
 
 # MINUTES=10 unless told otherwise; SEED=7 repeats a schedule.
 soak: $(INSTALLED) ## train under random faults: make soak MINUTES=10
