@@ -30,6 +30,9 @@ MEGADASK = "MegaDask"
 PACKS_PER_RANK = 2
 #: As docs/batches.md advises where steps have few packs.
 WINDOW = PATIENCE = 32
+#: Samples with images that the planner looks at take more than the default, and what is evicted is
+#: decoded again (docs/modalities.md).
+LIMITS = md.Limits(loader_bytes=2**28)
 #: As docs/deferral.md does.
 DEFER_STEPS = 4
 
@@ -258,7 +261,7 @@ class Prepared:
 @contextmanager
 def served(pipeline: md.Pipeline, client: Client) -> Iterator[MegaDask]:
     """Serve a pipeline for one pass, and see that all of it was delivered once."""
-    with md.serve(pipeline, client) as service:
+    with md.serve(pipeline, client, limits=LIMITS) as service:
         yield MegaDask(address=service.address)
         audit = service.audit()
         assert audit["ok"], f"the audit found: {audit}"

@@ -15,10 +15,12 @@ from distributed import Client
 from reporting import Report, progress, spread
 from throughput import engines, steptimes
 from throughput.cells import (
+    LIMITS,
     MEGADASK,
     PACKS_PER_RANK,
     PLAIN,
     SLOW,
+    WINDOW,
     Cell,
     Pass,
     Prepared,
@@ -227,6 +229,10 @@ def heads(report: Report) -> None:
         "attention x 1.1: the planner takes attention for 1.1 times as costly as it is. "
         "A floor per launch: a microbatch takes at least as long as a document of 1,024 tokens, "
         "and the planner does not know"
+    )
+    report.note(
+        f"MegaDask in all cells: {WORKERS} Dask workers, window and patience {WINDOW}, "
+        f"{LIMITS.loader_bytes / 2**20:.0f} MiB of samples a loader, otherwise defaults"
     )
     report.note(
         "left out: copies to a device, a second host; and waiting ranks leave their CPU to the "
