@@ -56,7 +56,7 @@ def test_a_full_disk_ends_the_run_and_no_state_is_lost(
 ) -> None:
     """Every trainer hears that the journal cannot be written, and can go on elsewhere."""
     path = str(tmp_path / "run")
-    limits = md.Limits(lead_steps=1)
+    limits = md.Limits(lead_steps=1, journal_s=1.0)
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
