@@ -32,7 +32,7 @@ PACKS_PER_RANK = 2
 WINDOW = PATIENCE = 32
 #: Samples with images that the planner looks at take more than the default, and what is evicted is
 #: decoded again (docs/modalities.md).
-LIMITS = md.Limits(loader_bytes=2**28)
+LIMITS = md.Limits(loader_bytes=2**30)
 #: As docs/deferral.md does.
 DEFER_STEPS = 4
 

@@ -36,7 +36,7 @@ from megadask.demo.cluster import local_cluster
 PASSES = 5
 #: Passes of slow baselines that run at the same time, and ranks in them, at most: they keep no core
 #: busy.
-SLOTS, MOST_RANKS = 10, 192
+SLOTS, MOST_RANKS = 10, 320
 #: Dask workers for the loaders, the planner and the constructors.
 WORKERS = 2
 
@@ -56,11 +56,11 @@ CELLS = [
     Cell(data="bytes", context=8192, ranks=16, step_s=0.5, engines=True),
     Cell(data="bpe", context=32768, ranks=16, step_s=0.7),
     Cell(data="bpe", context=8192, ranks=16, step_s=0.5),
-    Cell(data="jpeg", context=32768, ranks=16, step_s=2.0, steps=8),
+    Cell(data="jpeg", context=32768, ranks=16, step_s=3.0, steps=8),
     Cell(data="jpeg", context=8192, ranks=16, step_s=0.8),
     Cell(data="bytes", context=8192, ranks=2, step_s=0.4),
     Cell(data="bytes", context=32768, ranks=2, step_s=0.4),
-    Cell(data="bytes", context=8192, ranks=64, step_s=1.2),
+    Cell(data="bytes", context=8192, ranks=64, step_s=2.0),
     Cell(data="equal", context=8192, ranks=16, step_s=0.5),
     Cell(data="bytes", context=32768, ranks=16, step_s=0.7, floor_tokens=1024),
 ]
