@@ -1,4 +1,4 @@
-"""Which workers have been silent for too long, by the heartbeats that Dask takes of them.
+"""Which workers or clients were silent for too long, by the heartbeats that Dask takes of them.
 
 Pure: somebody else brings the times of the last heartbeats, and acts on what is found.
 """

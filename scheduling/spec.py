@@ -124,7 +124,8 @@ class Limits:
     recovery_s
         How long a role waits for a lost partner to be re-created.
     lease_s
-        How long a trainer or driver may be silent before its claim lapses.
+        How long a trainer or driver may be silent before its claim lapses; the service of a driver
+        ends then, unless it is detached.
     silent_s
         How long a worker may be silent before its roles move to others, for one that hangs without
         dying; the least of all services on a cluster counts. Shorter than ``reply_s``, so that

@@ -48,7 +48,9 @@ class Supervisor(SchedulerPlugin):
         self._custody = Custody(self._roles)
         self._roles.on_arrival = self._worker_came
         self._tasks: set[asyncio.Task[None]] = set()
-        watch = Watch(scheduler, self._roles, self._runs, self._worker_is_lost)
+        watch = Watch(
+            scheduler, self._roles, self._runs, self._worker_is_lost, self._driver_is_lost
+        )
         autosize = Autosize(self._roles, self._custody, self._runs)
         self._watching = [
             asyncio.create_task(watch.watch(), name="megadask watch"),
@@ -101,14 +103,21 @@ class Supervisor(SchedulerPlugin):
         known = self._scheduler.clients
         if await self._clients.wait_until(lambda: client in known, RECONNECT_S):
             return
+        self._driver_is_lost(client, "is gone")
         for run in list(self._runs.values()):
             run.record.drop_client(client)
-            if run.client == client and not run.header["detached"]:
-                run.close("the driver that called serve() is gone")
-                self._spawn(self._end(run))
             run.bump()
             if not run.over:
                 self._spawn(run.turn_pass())
+
+    def _driver_is_lost(
+        self, client: str, what: str = "was silent for longer than lease_s"
+    ) -> None:
+        """Close the services of a driver, but for those that are to outlive it."""
+        for run in list(self._runs.values()):
+            if run.client == client and not run.header["detached"] and not run.over:
+                run.close(f"the driver that called serve() {what}")
+                self._spawn(self._end(run))
 
     async def handle(self, comm: Comm, call: str, run: str, **arguments: Any) -> Any:
         """Carry out one call about one pipeline."""

@@ -1,4 +1,4 @@
-"""Finds workers that hang without dying, and takes them back when they wake.
+"""Finds workers that hang without dying, and takes them back when they wake; and silent drivers.
 
 Dask gives a silent worker up after minutes (``worker-ttl``), and calls to it hang for as long. Here
 its roles move once it has sent no heartbeat for `Limits.silent_s`. What it says when it wakes is of
@@ -37,6 +37,8 @@ class Watch:
         The services, by name; they change.
     give_up
         Called with a worker that has been silent for too long.
+    lapse
+        Called with the Dask client of a driver that has been silent for longer than its lease.
     """
 
     def __init__(
@@ -45,12 +47,15 @@ class Watch:
         roles: Roles,
         runs: Mapping[str, Run],
         give_up: Callable[[str], None],
+        lapse: Callable[[str], None],
     ) -> None:
         self._scheduler = scheduler
         self._roles = roles
         self._runs = runs
         self._give_up = give_up
+        self._lapse = lapse
         self._silence = Silence()
+        self._drivers = Silence()
 
     async def watch(self) -> None:
         """Look again and again, for as long as the scheduler lives."""
@@ -63,6 +68,7 @@ class Watch:
             now = loop.time()
             try:
                 self._look(now - before, 2 * period_s)
+                self._look_for_drivers(now - before, 2 * period_s)
                 await asyncio.gather(*map(self._take_back, self._silence.awake))
             except Exception:  # a watch that ends would never be missed
                 logger.exception("cannot watch the workers")
@@ -82,6 +88,18 @@ class Watch:
             logger.warning("worker %s is silent; its roles move to others", worker)
             self._tell("worker silent", worker)
             self._give_up(worker)
+
+    def _look_for_drivers(self, elapsed_s: float, most_s: float) -> None:
+        runs = [r for r in self._runs.values() if not r.over and not r.header["detached"]]
+        clients = self._scheduler.clients
+        lost = self._drivers.look(
+            {run.client: clients[run.client].last_seen for run in runs if run.client in clients},
+            elapsed_s=elapsed_s,
+            most_s=most_s,
+            limit_s=min((run.header["lease_s"] for run in runs), default=float("inf")),
+        )
+        for client in lost:
+            self._lapse(client)
 
     async def _take_back(self, worker: str) -> None:
         """Use a worker again, once it has let go of what was given to others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 
 import pytest
@@ -33,6 +34,23 @@ def test_a_driver_that_is_killed_closes_its_service(local_client: Client, name: 
     # The name is free.
     with md.serve(make(), local_client, name=name) as service:
         assert len(run(service, lambda lo: take(lo, 1))) == 2
+
+
+def test_a_driver_that_hangs_closes_its_service(local_client: Client, name: str) -> None:
+    """Without a sign of life for longer than its lease; what it does when it wakes is too late."""
+    address = local_client.scheduler.address
+    with module("driver", address, name, "leased") as driver:
+        driver.wait_for("serving")
+        with md.connect(address, name, rank=0, timeout=WAIT_S) as loader:
+            batches = iter(loader)
+            next(batches)
+            driver.popen.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(md.errors.ClosedError, match=r"driver.*silent.*lease_s"):
+                    Ranks([lambda: list(batches)]).results(WAIT_S)
+            finally:
+                driver.popen.send_signal(signal.SIGCONT)
+    assert_nothing_is_left_on(local_client)
 
 
 def test_a_detached_service_lives_on(
