@@ -22,7 +22,7 @@ from distributed import Client
 import megadask as md
 from megadask.demo.cluster import local_cluster
 from megadask.demo.corpus import Corpus, build_corpus
-from megadask.demo.trainers import Trainers
+from megadask.demo.trainers import TrainerError, Trainers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ LEARNING_RATE = 3e-3
 STEPS, SEEDS, LOOKS = 300, 3, 6
 #: Documents of each source that are held out.
 HELD_OUT = 16
-CORPUS_BYTES = 8_000_000
+CORPUS_BYTES, QUICK_BYTES = 8_000_000, 1_000_000
 #: How often longer documents may wait, and for how many equal ranks steps are kept even.
 DEFER_STEPS, DEFER_WAYS = 8, 4
 #: Order to its name in the report.
@@ -135,11 +135,15 @@ def train(
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         program = (sys.executable, str(Path(__file__).with_name("quality_rank.py")))
         with Trainers(RANKS, words, own, program=program, silence_s=600.0) as trainers:
-            held_out = [
-                (int(event["step"]), float(event["loss"]))
-                for event in trainers.events()
-                if event["event"] == "held out" and event["rank"] == 0
-            ]
+            try:
+                held_out = [
+                    (int(event["step"]), float(event["loss"]))
+                    for event in trainers.events()
+                    if event["event"] == "held out" and event["rank"] == 0
+                ]
+            except TrainerError as error:
+                sys.stderr.write(error.output)
+                raise
         first = trainers.reports()[0].steps
         digests = [str(step["draw_digest"]) for step in service.stats()["steps"]]
         assert service.audit()["ok"]
@@ -204,7 +208,8 @@ def main() -> None:
     runs: dict[str, list[Run]] = {order: [] for order in ORDERS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        chosen, held = documents(build_corpus(folder, max_bytes=CORPUS_BYTES), steps)
+        max_bytes = QUICK_BYTES if options.quick else CORPUS_BYTES
+        chosen, held = documents(build_corpus(folder, max_bytes=max_bytes), steps)
         (folder / "held_out.json").write_text(json.dumps(held))
         with (
             local_cluster(2, folder) as cluster,

@@ -6,11 +6,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+#: Calls after which what was served goes, though there be room: only somebody who was lost, or has
+#: thrown away what waited too long, asks again, and with hundreds of loaders room is memory.
+KEPT_CALLS = 128
+
 
 class SampleCache:
     """Samples by key. What was served goes first; what does not fit is not kept.
 
-    A cache miss is never an error: samples can be read again by their id.
+    A cache miss is never an error: samples can be read again by their id. What was served is kept
+    for `KEPT_CALLS` more calls, so that a run takes no more memory the longer it lasts.
 
     Parameters
     ----------
@@ -25,18 +30,28 @@ class SampleCache:
         self.standby = standby
         self.bytes = 0
         self._fresh: dict[Hashable, tuple[Mapping[str, Any], int]] = {}
-        self._served: OrderedDict[Hashable, tuple[Mapping[str, Any], int]] = OrderedDict()
+        # With the call that served it last.
+        self._served: OrderedDict[Hashable, tuple[Mapping[str, Any], int, int]] = OrderedDict()
+        self._num_calls = 0
 
     def __len__(self) -> int:
         return len(self._fresh) + len(self._served)
+
+    def begin_call(self) -> None:
+        """Note that another call begins, and let go what was last served long before it."""
+        self._num_calls += 1
+        while self._served:
+            _, _, call = next(iter(self._served.values()))
+            if call > self._num_calls - KEPT_CALLS:
+                break
+            self._drop_oldest()
 
     def put(self, key: Hashable, sample: Mapping[str, Any], size_bytes: int) -> None:
         """Keep a sample if it fits, at the cost of samples that were served."""
         if key in self._fresh or key in self._served or size_bytes > self.limit_bytes:
             return
         while self._served and self.bytes + size_bytes > self.limit_bytes:
-            _, (_, freed) = self._served.popitem(last=False)
-            self.bytes -= freed
+            self._drop_oldest()
         while self.standby and self._fresh and self.bytes + size_bytes > self.limit_bytes:
             _, freed = self._fresh.pop(next(iter(self._fresh)))
             self.bytes -= freed
@@ -49,8 +64,9 @@ class SampleCache:
         entry = self._fresh.pop(key, None) or self._served.pop(key, None)
         if entry is None:
             return None
-        self._served[key] = entry
-        return entry[0]
+        sample, size_bytes, *_ = entry
+        self._served[key] = (sample, size_bytes, self._num_calls)
+        return sample
 
     def retain(self, keep: Callable[[Any], bool]) -> None:
         """Forget the samples of all keys but some."""
@@ -63,3 +79,8 @@ class SampleCache:
         self._fresh.clear()
         self._served.clear()
         self.bytes = 0
+
+    def _drop_oldest(self) -> None:
+        """Forget what was served the longest ago."""
+        _, (_, freed, _) = self._served.popitem(last=False)
+        self.bytes -= freed

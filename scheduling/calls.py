@@ -179,6 +179,7 @@ async def shadow_differs(run: Run, incarnation: str, shadow: str, what: str) -> 
     owner = run.record.drop_shadow(shadow)
     if owner is not None:
         logger.error("%s: a shadow on %s was dropped: %s", run.name, owner.address, what)
+        run.dropped.append(owner)
         run.record.note("shadow dropped", worker=owner.address, reason=what)
         run.bump()
 

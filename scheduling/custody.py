@@ -70,6 +70,7 @@ class Custody:
                 self.stop(run, self.dismiss(run)),
                 *(self._roles.stop_loader(owner) for owner in record.loaders.values()),
                 *(self._roles.stop_loader(o) for own in record.shadows.values() for o in own),
+                self._close_dropped(run),
             )
             record.loaders.clear()
             record.shadows.clear()
@@ -278,8 +279,13 @@ class Custody:
                 promoted.append(now)
         return promoted
 
+    async def _close_dropped(self, run: Run) -> None:
+        dropped, run.dropped = run.dropped, []
+        await asyncio.gather(*map(self._roles.stop_loader, dropped))
+
     async def _tend(self, run: Run) -> None:
         record = run.record
+        await self._close_dropped(run)
         for (source, lanes), owner in list(record.loaders.items()):
             standbys = record.shadows.setdefault((source, lanes), [])
             while not run.over and len(standbys) < run.header["shadows"][source]:

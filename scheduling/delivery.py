@@ -19,6 +19,8 @@ from megadask.planner.plan import Plan
 
 Reply = dict[str, NDArray[Any]]
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 @dataclass(frozen=True, eq=False)
 class Microbatch:
@@ -63,7 +65,7 @@ def reply(status: str, payload: Mapping[str, NDArray[Any]] | None = None, **head
     (not ready within the time allowed), ``"generation"`` (the run went back to a state),
     ``"moved"`` (this constructor is none any more; the supervisor knows more) or ``"closed"``.
     """
-    text = json.dumps({"status": status, **header}, separators=(",", ":"))
+    text = _encode({"status": status, **header})
     return {"header": np.frombuffer(text.encode(), np.uint8), **(payload or {})}
 
 

@@ -64,7 +64,8 @@ class Receiver:
         parts = parts_of(where)
         size = max((end for _, end in parts), default=0)
         try:
-            mapped = map_segment(told["process"], told["number"], told["name"], size, parts)
+            of = (told["process"], told["number"], told["name"], told["inode"])
+            mapped = map_segment(*of, size, parts)
         except OSError as error:
             self._num_gone += isinstance(error, GoneError)
             if isinstance(error, GoneError) and self._num_gone < MOST_GONE:

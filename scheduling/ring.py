@@ -97,6 +97,7 @@ class Ring:
             "process": os.getpid(),
             "number": segment.number,
             "name": segment.name,
+            "inode": segment.inode,
             "content": share.content,
             "arrays": share.where(rank, names),
         }

@@ -15,6 +15,7 @@ from megadask.scheduling.checkpoint import Checkpoint
 from megadask.scheduling.errors import ClosedError, JournalError, ServiceError, pack_error
 from megadask.scheduling.journal import Journal, StorageError
 from megadask.scheduling.kept import Kept, last
+from megadask.scheduling.life import Owner
 from megadask.scheduling.point import Point
 from megadask.scheduling.record import RunRecord
 from megadask.scheduling.wire import Signal
@@ -53,6 +54,8 @@ class Run:
         Incarnation of a constructor to the last version that it has taken up.
     told
         Wakes those who wait for constructors to take something up.
+    dropped
+        Standbys that are none any more, and still open.
     mixtures
         All that were ever set: a run that goes back comes by them again.
     failing_since
@@ -72,6 +75,7 @@ class Run:
     error: bytes | None = None
     heard: dict[str, int] = field(default_factory=dict)
     told: Signal = field(default_factory=Signal)
+    dropped: list[Owner] = field(default_factory=list)
     mixtures: list[MixtureEvent] = field(default_factory=list)
     failing_since: float | None = None
 

@@ -53,20 +53,26 @@ class Segment:
         except BaseException:
             os.close(self.number)
             raise
+        self.inode = os.fstat(self.number).st_ino
         self.bytes: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
         #: Lets go of it, once; its memory stays as long as somebody has it mapped.
         self.close = weakref.finalize(self, os.close, self.number)
 
 
 def map_segment(
-    process: int, number: int, name: str, size: int, parts: Iterable[tuple[int, int]]
+    process: int,
+    number: int,
+    name: str,
+    inode: int,
+    size: int,
+    parts: Iterable[tuple[int, int]],
 ) -> mmap.mmap:
     """Return a segment as private memory: what is written to it nobody else sees.
 
     Parameters
     ----------
-    process, number, name
-        Who made it, and what it is called.
+    process, number, name, inode
+        Who made it, and how it is told from others.
     size
         How much of it to map, in bytes.
     parts
@@ -79,15 +85,15 @@ def map_segment(
     OSError
         It cannot be opened or mapped.
     """
-    path, link = f"/proc/{process}/fd/{number}", f"/memfd:{name} (deleted)"
+    path = f"/proc/{process}/fd/{number}"
     try:
-        if os.readlink(path) != link:  # first, as opening may have effects
+        if os.readlink(path) != f"/memfd:{name} (deleted)":  # first, as opening may have effects
             raise GoneError(f"{path} is another file")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, ProcessLookupError) as error:
         raise GoneError(f"{path} is gone") from error
     try:
-        if os.readlink(f"/proc/self/fd/{descriptor}") != link:
+        if os.fstat(descriptor).st_ino != inode:
             raise GoneError(f"{path} is another file")
         mapped = mmap.mmap(
             descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE

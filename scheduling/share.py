@@ -77,14 +77,15 @@ class Share:
         self.content = content
 
     def where(self, rank: int, names: tuple[str, ...]) -> list[list[Any]]:
-        """Return name, type, shape and offset of arrays of a rank, once they were moved."""
+        """Return name, type, shape, first byte and end of arrays of a rank that were moved."""
         arrays = self.arrays_of[rank]
         told = self._told.get((id(arrays), names))
         if told is None:
             told = self._told[id(arrays), names] = [
-                [name, array.dtype.str, array.shape, self._offset_of[id(array)]]
+                [name, array.dtype.str, array.shape, first, first + array.nbytes]
                 for name in names
                 for array in [arrays[name]]
+                for first in [self._offset_of[id(array)]]
             ]
         return told
 
@@ -109,21 +110,18 @@ def _aligned(array: NDArray[Any]) -> int:
 
 def arrays_in(memory: NDArray[np.uint8], told: list[list[Any]]) -> Arrays:
     """Return the arrays that `Share.where` told of, as views of the memory they were moved to."""
-    found = {}
-    for name, kind, shape, offset in told:
-        dtype = np.dtype(kind)
-        end = offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        found[name] = memory[offset:end].view(dtype).reshape(shape)
-    return found
+    return {
+        name: np.ndarray(shape, np.dtype(kind), memory, first)
+        for name, kind, shape, first, _ in told
+    }
 
 
 def parts_of(told: list[list[Any]]) -> list[tuple[int, int]]:
     """Return first byte and end of each stretch of memory that the arrays told of lie in."""
     parts: list[tuple[int, int]] = []
-    for _, kind, shape, offset in sorted(told, key=lambda one: one[3]):
-        end = offset + np.dtype(kind).itemsize * int(np.prod(shape, dtype=np.int64))
-        if parts and offset - parts[-1][1] < 4096:
-            parts[-1] = (parts[-1][0], end)
+    for first, end in sorted((first, end) for *_, first, end in told):
+        if parts and first - parts[-1][1] < 4096:
+            parts[-1] = (parts[-1][0], max(end, parts[-1][1]))
         else:
-            parts.append((offset, end))
+            parts.append((first, end))
     return parts

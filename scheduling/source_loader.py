@@ -274,6 +274,7 @@ class SourceLoader:
 
     def _samples(self, wanted: Metadata) -> dict[_Key, Sample]:
         """Return the samples of all rows, from the cache or read again and checked."""
+        self.cache.begin_call()
         found: dict[_Key, Sample] = {}
         missing: dict[_Key, tuple[LaneCursor, Planned]] = {}
         names = ("epoch", "lane", "position", "shard", "row", "length", "checksum")

@@ -87,6 +87,7 @@ def kill_again_and_again(
             lost = holder(party.service, role)
             address, began_s = party.kill(party.name_of(lost))
             time.sleep(AFTER_S)
+            party.wait_for_batches()  # a wait that has not ended is not known yet
             moves = [at for at in party.moves.at_s if at > began_s]
             found.append(
                 Kill(

@@ -30,6 +30,32 @@ MEGADASK = "MegaDask"
 PACKS_PER_RANK = 2
 #: As docs/batches.md advises where steps have few packs.
 WINDOW = PATIENCE = 32
+#: As docs/deferral.md does.
+DEFER_STEPS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variation:
+    """What a row of MegaDask does otherwise.
+
+    Attributes
+    ----------
+    attention
+        Factor by which the quadratic term of the planner's cost is off.
+    defer
+        Whether documents wait for others as long.
+    """
+
+    attention: float = 1.0
+    defer: bool = False
+
+    def __str__(self) -> str:
+        words = [f"attention x {self.attention:g}"] if self.attention != 1 else []
+        words += ["deferral"] if self.defer else []
+        return ", ".join([MEGADASK, *words])
+
+
+PLAIN = Variation()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +74,8 @@ class Cell:
         About so many steps of MegaDask.
     step_s
         Seconds that a mean step is scaled to.
-    attention
-        Factors by which the planner's quadratic term is off in further rows.
+    variations
+        MegaDask's further rows.
     floor_tokens
         A microbatch takes at least as long as so many tokens, of which the planner does not know.
     engines
@@ -59,9 +85,9 @@ class Cell:
     data: str
     context: int
     ranks: int
-    steps: int = 12
+    steps: int = 10
     step_s: float = 1.0
-    attention: tuple[float, ...] = ()
+    variations: tuple[Variation, ...] = ()
     floor_tokens: int = 0
     engines: bool = False
 
@@ -149,16 +175,15 @@ class Prepared:
         self._rng = np.random.default_rng(1)
         self.folder = folder
 
-    def pipeline(self, attention: float = 1.0) -> md.Pipeline:
-        """Return what a user declares for such data.
-
-        attention: factor by which the quadratic term of the planner's cost is off.
-        """
-        cost, corpus = self.times.planned(attention), self.corpus
+    def pipeline(self, variation: Variation) -> md.Pipeline:
+        """Return what a user declares for such data."""
+        cost, corpus = self.times.planned(variation.attention), self.corpus
         counts = {name: len(length_N) for name, length_N in corpus.lengths.items()}
 
         def strategy(graph: md.DGraph) -> None:
             graph.mix(counts).distribute("dp").cost(cost).balance("assignment")
+            if variation.defer:
+                graph.defer(steps=DEFER_STEPS, ways=self.cell.ranks)
 
         return md.Pipeline(
             sources=[
@@ -256,9 +281,9 @@ def run_megadask(
     slot: Slot,
     client: Client,
     prepared: Prepared,
-    attention: float = 1.0,
+    variation: Variation = PLAIN,
     make: Callable[[], Accelerator] | None = None,
 ) -> Pass:
     """The same, for a service of its own."""
-    with served(prepared.pipeline(attention), client) as feed:
+    with served(prepared.pipeline(variation), client) as feed:
         return run_pass(slot, feed, prepared, make)

@@ -6,6 +6,7 @@ dicts of tensors, ``lengths`` among them, those of the documents that attend to 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -97,6 +98,8 @@ class Loaded:
         kind: Any = DataLoader
         if self.stateful:
             from torchdata.stateful_dataloader import StatefulDataLoader as kind
+
+            warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # of torch, by itself
         sampler = self.items[rank].tolist()
         # Forked, as by default in a process that was not spawned itself; before the threads of the
         # ranks are there, which could hold a lock.

@@ -40,6 +40,9 @@ from tests.megadask.helpers.resharding import until_resharded
 from tests.megadask.helpers.restore import DATA, make
 from tests.megadask.helpers.seen import Seen, Span, see
 
+ASKED = "MEGADASK_MACHINE"
+#: How long the runs of one machine may take.
+DEADLINE_S = 600 + 120 * int(os.environ.get(ASKED, 0))
 MOST_WORKERS = 4
 #: Of one microbatch of the data, for all buckets: at least what is held beside the limit.
 MOST_BYTES = 8 * 20_000
@@ -258,8 +261,8 @@ def undisturbed(events: dict[int, dict[str, float]], num_steps: int) -> dict[int
 
 
 def try_runs(machine: type[Machine], *, examples: int, rules: int) -> None:
-    """Try the same few runs each time, or as many others as ``MEGADASK_MACHINE`` says."""
-    asked = os.environ.get("MEGADASK_MACHINE")
+    """Try the same few runs each time, or as many others as `ASKED` says."""
+    asked = os.environ.get(ASKED)
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -18,7 +18,7 @@ from hypothesis.stateful import precondition, rule
 
 from tests.conftest import LeakCheck, make_cluster, wait_until
 from tests.faults.helpers import WAIT_S, supervisor_of
-from tests.faults.machine import MOST_WORKERS, Machine, try_runs
+from tests.faults.machine import DEADLINE_S, MOST_WORKERS, Machine, try_runs
 from tests.megadask.helpers.processes import Process, dask_worker
 
 
@@ -202,7 +202,7 @@ class Processes(Machine):
         return pid
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(DEADLINE_S)
 def test_whatever_happens_to_processes(no_leaks: LeakCheck) -> None:
     Processes.check = no_leaks
     with make_cluster(processes=False):
@@ -211,6 +211,6 @@ def test_whatever_happens_to_processes(no_leaks: LeakCheck) -> None:
     try_runs(Processes, examples=3, rules=8)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(DEADLINE_S)
 def test_whatever_happens_in_one_process() -> None:
     try_runs(OneProcess, examples=5, rules=10)

@@ -117,6 +117,7 @@ def test_a_shadow_that_reads_otherwise_is_dropped(
         assert "source 'a'" in event["reason"]
         assert "checksum" in event["reason"]
         assert service.audit()["ok"]
+    assert_nothing_is_left_on(client)
 
 
 def test_without_a_second_worker_there_is_none(name: str) -> None:

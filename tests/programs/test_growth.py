@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import megadask as md
-from tests.conftest import make_cluster
+from megadask.demo.cluster import local_cluster
 from tests.megadask.helpers.data import corpus, pipeline
 from tests.megadask.helpers.footprint import Held, held_here
 from tests.megadask.helpers.processes import module
@@ -30,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with make_cluster(processes=True) as made:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Two workers without Dask's profiler, which keeps what it saw in the last hour."""
+    with local_cluster(2, tmp_path_factory.mktemp("cluster")) as made:
         yield made
 
 

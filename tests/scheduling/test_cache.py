@@ -5,11 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megadask.scheduling.cache import SampleCache
+from megadask.scheduling.cache import KEPT_CALLS, SampleCache
 from tests.strategies import laws
 
 operations = st.lists(
-    st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 9), st.integers(0, 12)), max_size=40
+    st.tuples(st.sampled_from(["put", "get", "call"]), st.integers(0, 9), st.integers(0, 12)),
+    max_size=40,
 )
 
 
@@ -23,6 +24,8 @@ def test_the_cache_is_within_its_limit_and_never_wrong(
         if kind == "put":
             # A sample has one size, however often it is read.
             cache.put(key, {"key": key}, sizes.setdefault(key, size))
+        elif kind == "call":
+            cache.begin_call()
         else:
             sample = cache.get(key)
             assert sample is None or sample == {"key": key}
@@ -85,3 +88,23 @@ def test_what_is_retained_stays_as_it_was() -> None:
     cache.retain(lambda number: number % 2 == 0)
     assert (cache.bytes, len(cache)) == (20, 2)
     assert [cache.get(number) for number in range(4)] == [{"key": 0}, None, {"key": 2}, None]
+
+
+def test_what_was_served_goes_some_calls_later_though_there_is_room() -> None:
+    cache = SampleCache(10**9)
+    cache.put("ready", {"key": "ready"}, 10)
+    for number in range(10 * KEPT_CALLS):
+        cache.begin_call()
+        cache.put(number, {"key": number}, 10)
+        assert cache.get(number)
+        assert len(cache) <= KEPT_CALLS + 1
+    assert cache.get(10 * KEPT_CALLS - KEPT_CALLS // 2), "the last calls may be made again"
+    assert cache.get("ready") == {"key": "ready"}
+
+
+def test_what_is_served_again_stays() -> None:
+    cache = SampleCache(100)
+    cache.put("a", {"key": "a"}, 10)
+    for _ in range(3 * KEPT_CALLS):
+        cache.begin_call()
+        assert cache.get("a")
