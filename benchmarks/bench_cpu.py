@@ -166,7 +166,13 @@ def tell(report: Report, web: Web, found: Mapping[str, list[Pass]]) -> None:
                 spread([sum(one.idle_s.values()) * 100 for one in passes], 1, "%"),
             ]
         )
-    columns = ["", "CPU s per million", "of the DataLoader's", "million tokens/s", "idle, of a core"]
+    columns = [
+        "",
+        "CPU s per million",
+        "of the DataLoader's",
+        "million tokens/s",
+        "idle, of a core",
+    ]
     report.table(str(web), columns, rows)
     parties = ["scheduler", "Dask workers", "trainers", "loader processes"]
     rows = [[name, *(_share(passes, party) for party in parties)] for name, passes in found.items()]

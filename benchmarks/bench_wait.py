@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import statistics
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 from reporting import Report, arguments, progress, spread
 
 if TYPE_CHECKING:
@@ -68,11 +70,13 @@ class Cell:
     tokens: int = 0
     seconds: float = 0.0
 
+    def all_waits(self, system: str) -> list[float]:
+        """Return the waits of all passes."""
+        return list(itertools.chain(*self.waits[system]))
+
     def percent(self, system: str, percentile: float) -> float:
         """Return a percentile of the waits of all passes, in % of the step time."""
-        import numpy as np
-
-        return 100 * float(np.percentile(sum(self.waits[system], []), percentile))
+        return 100 * float(np.percentile(self.all_waits(system), percentile))
 
     def overall(self, system: str) -> str:
         """Return the share of all waits together, of the median pass."""
@@ -152,7 +156,7 @@ def tell(report: Report, web: Web, cells: list[Cell], can: float) -> None:
             f"{cell.step_s * 1000:g} ms",
             f"{cell.packs * SEQ_LEN:,}",
             f"{cell.share:.0%}",
-            len(sum(cell.waits[MEGADASK], [])),
+            len(cell.all_waits(MEGADASK)),
             *(f"{cell.percent(MEGADASK, p):.2f}%" for p in (50, 99)),
             cell.overall(MEGADASK),
             *(f"{cell.percent(READY, p):.2f}%" for p in (50, 99)),
@@ -196,7 +200,6 @@ def main() -> None:
     from megadask.demo.cluster import local_cluster
 
     report = Report("wait", "Waiting for data", options)
-    found: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="bench-wait-") as name, ExitStack() as stack:
         folder = Path(name)
         tokens = 1_000_000 if quick else 16_000_000
@@ -204,8 +207,7 @@ def main() -> None:
         cluster = stack.enter_context(local_cluster(WORKERS, folder))
         client = stack.enter_context(Client(cluster, set_as_default=False))
         slot = stack.enter_context(Slot(corpus.RANKS))
-        for web in webs:
-            found.append((web, *measure(web, slot, client, options)))
+        found = [(web, *measure(web, slot, client, options)) for web in webs]
     for line in (
         f"{corpus.RANKS} ranks, {WORKERS} Dask workers on the same machine; packs of {SEQ_LEN:,} "
         f"tokens, {MICROBATCHES} microbatches a rank and step; all tensors of docs/batches.md",

@@ -56,9 +56,7 @@ class MegaDask:
 
 class _Connected:
     def __init__(self, feed: MegaDask, rank: int) -> None:
-        self._loader = md.connect(
-            feed.address, rank=rank, keys=feed.keys, timeout=TIMEOUT_S
-        )
+        self._loader = md.connect(feed.address, rank=rank, keys=feed.keys, timeout=TIMEOUT_S)
 
     def __enter__(self) -> Iterator[Iterator[Batch]]:
         return (self._batches(step) for step in self._loader.steps())
