@@ -36,8 +36,9 @@ SEQ_LEN, GLOBAL_BATCH, MICRO_BATCH = 4096, 32, 4
 WORKERS = 2
 PASSES = 5
 #: Steps that are left out, and steps that count.
+#: More are left out than are built ahead, so that none of what counts was made before.
 WARM, STEPS = 10, 80
-SETTLE_S, IDLE_S = 3.0, 5.0
+SETTLE_S, IDLE_S = 10.0, 5.0
 TORCH, MEGADASK, SAME = "DataLoader", "MegaDask", "MegaDask, the same two tensors"
 KEYS = ("tokens", "labels")
 
@@ -201,8 +202,8 @@ def main() -> None:
     quick = options.quick
     options.passes = options.passes or (1 if quick else PASSES)
     options.steps = options.steps or (12 if quick else STEPS)
-    options.warm = 3 if quick else WARM
-    options.settle, options.idle = (0.5, 1.0) if quick else (SETTLE_S, IDLE_S)
+    options.warm = 8 if quick else WARM
+    options.settle, options.idle = (1.0, 1.0) if quick else (SETTLE_S, IDLE_S)
     kinds = options.kinds or (("bytes",) if quick else KINDS)
     # Not above: the processes of Dask import this file, and have no use for torch.
     from flow import corpus
