@@ -8,6 +8,7 @@ counting needs, what belongs to one rank alone, and the ids.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,8 @@ class Builder:
         fields = [one.name for one in spec.batching.fields if one.name not in TOKEN_KEYS]
         fields += map(index_key, spec.modalities)
         self._aligned = frozenset((*own, *fields, "attention_mask"))
+        # Microbatches are alike, and what a rank is sent of one is asked for with every fetch.
+        self._keys: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
     def shares(
         self,
@@ -85,13 +88,22 @@ class Builder:
 
         asked: names that its trainer gave; None where it gave none.
         """
+        arrays, mine = share.arrays_of[rank], share.own_of.get(rank, ())
+        like = (rank, None if asked is None else tuple(asked), tuple(arrays), mine)
+        keys = self._keys.get(like)
+        if keys is None:
+            keys = self._keys[like] = self._keys_of(rank, asked, arrays, mine)
+        return keys
+
+    def _keys_of(
+        self, rank: int, asked: Collection[str] | None, arrays: Arrays, mine: Collection[str]
+    ) -> tuple[str, ...]:
         tree, strategy = self._spec.topology, self._spec.strategy
-        arrays = share.arrays_of[rank]
         unread = {IDS}
         if not embeds(tree, strategy.axis, rank):
             unread.update(map(index_key, self._spec.modalities))
-        own = [key for key in share.own_of.get(rank, ()) if asked is None or key in asked]
-        have = [key for key in arrays if key not in unread and key not in share.own_of[rank]]
+        own = [key for key in mine if asked is None or key in asked]
+        have = [key for key in arrays if key not in unread and key not in mine]
         keys = keys_sent(tree, rank, strategy.broadcast_axes, strategy.axis, have, asked)
         return (*keys, *own, IDS)
 

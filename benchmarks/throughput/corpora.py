@@ -88,7 +88,7 @@ def make(kind: str, folder: Path, tokens: int, context: int, seed: int = 0) -> C
             name: sources[name].sample(rng, max(1, round(count * share)))
             for name, share in shares.items()
         }
-    writer = {"bpe": _Bpe, "jpeg": _Jpeg}.get(kind, _Bytes)(rng, context)
+    writer = writer_of(kind, rng, context)
     files, lengths = {}, {}
     for law_name, table in tables.items():
         name = "code" if law_name == "image-text" and kind != "jpeg" else law_name
@@ -98,6 +98,11 @@ def make(kind: str, folder: Path, tokens: int, context: int, seed: int = 0) -> C
     return Corpus(
         files=files, lengths=lengths, transform=writer.transform, modalities=writer.modalities
     )
+
+
+def writer_of(kind: str, rng: np.random.Generator, context: int) -> _Bytes:
+    """Return what makes the records of a corpus, see `make`, and has their transform."""
+    return {"bpe": _Bpe, "jpeg": _Jpeg}.get(kind, _Bytes)(rng, context)
 
 
 class _Bytes:

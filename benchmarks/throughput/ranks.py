@@ -146,6 +146,11 @@ class Slot:
             other.close()
             self._members.append((process, own))
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes, by their number."""
+        return tuple(process.pid for process, _ in self._members if process.pid is not None)
+
     def run(self, feed: Feed, ranks: int, make: Callable[[], Accelerator]) -> list[Log]:
         """Let so many ranks go through all that a feed gives them; return their logs.
 

@@ -39,9 +39,16 @@ class Feed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MegaDask:
-    """A rank of a service."""
+    """A rank of a service.
+
+    Attributes
+    ----------
+    keys
+        The tensors that it asks for; None for all.
+    """
 
     address: str
+    keys: tuple[str, ...] | None = None
 
     def open(self, rank: int) -> AbstractContextManager[Steps]:
         return _Connected(self, rank)
@@ -49,7 +56,7 @@ class MegaDask:
 
 class _Connected:
     def __init__(self, feed: MegaDask, rank: int) -> None:
-        self._loader = md.connect(feed.address, rank=rank, timeout=TIMEOUT_S)
+        self._loader = md.connect(feed.address, rank=rank, keys=feed.keys, timeout=TIMEOUT_S)
 
     def __enter__(self) -> Iterator[Iterator[Batch]]:
         return (self._batches(step) for step in self._loader.steps())

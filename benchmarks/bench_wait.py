@@ -1,0 +1,226 @@
+"""For what share of the time of a step do trainers wait for data?
+
+Two trainer processes sleep for the time of a step and meet at its end. What they wait is the time
+between asking for a batch and having its tensors, over a whole step, as a share of the step time.
+Batches are of a size that the CPUs can make in a given part of the step: how much they can is
+measured first, with steps that take no time. Beside each stand trainers whose batches lie ready in
+their own memory, in the same run: what those wait, the machine makes them wait:
+``python benchmarks/bench_wait.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import statistics
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from reporting import Report, arguments, progress, spread
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from flow.corpus import Web
+    from throughput.ranks import Log, Slot
+    from throughput.systems import Feed
+
+KINDS = ("bytes", "bpe")
+STEP_MS = (50, 100, 250, 500, 1000, 2000)
+SEQ_LEN, MICROBATCHES = 4096, 2
+#: Packs of a step, at most.
+MOST_PACKS = 64
+WORKERS = 2
+PASSES = 5
+#: Steps of a pass are as many as make so many of all passes, or take so long, but not fewer than 8.
+STEPS, PASS_S = 200, 20.0
+#: The first steps of each pass do not count: nothing is built ahead yet.
+WARM = 5
+#: Part of what the CPUs can make that trainers ask for.
+SHARE = 0.5
+MEGADASK, READY = "MegaDask", "ready batches"
+
+
+@dataclass(kw_only=True)
+class Cell:
+    """Trainers of one step time, and what they waited.
+
+    Attributes
+    ----------
+    packs
+        Packs of a step.
+    share
+        Part of what the CPUs can make.
+    waits
+        System to, for every pass, the waits of all steps and ranks, in parts of the step time.
+    tokens
+        Tokens that all passes of MegaDask gave.
+    seconds
+        Their time.
+    """
+
+    step_s: float
+    packs: int
+    share: float = 0.0
+    waits: dict[str, list[list[float]]] = field(default_factory=dict)
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def all_waits(self, system: str) -> list[float]:
+        """Return the waits of all passes."""
+        return list(itertools.chain(*self.waits[system]))
+
+    def percent(self, system: str, percentile: float) -> float:
+        """Return a percentile of the waits of all passes, in % of the step time."""
+        return 100 * float(np.percentile(self.all_waits(system), percentile))
+
+    def overall(self, system: str) -> str:
+        """Return the share of all waits together, of the median pass."""
+        return spread([100 * statistics.fmean(one) for one in self.waits[system]], 2, "%")
+
+
+def run_pass(slot: Slot, feed: Feed, step_s: float, num_steps: int) -> list[Log]:
+    """Let the ranks go through so many steps."""
+    from flow.corpus import RANKS
+    from flow.feeds import Limited, Sleeping
+
+    make = functools.partial(Sleeping, microbatch_s=step_s / MICROBATCHES)
+    return slot.run(Limited(feed=feed, num_steps=num_steps), RANKS, make)
+
+
+def run_megadask(
+    slot: Slot, client: Client, web: Web, packs: int, step_s: float, num_steps: int
+) -> list[Log]:
+    """The same, for a service of its own."""
+    from flow.corpus import RANKS
+    from throughput.systems import MegaDask
+
+    import megadask as md
+
+    pipeline = web.pipeline(SEQ_LEN, packs, packs // (RANKS * MICROBATCHES))
+    with md.serve(pipeline, client) as service:
+        return run_pass(slot, MegaDask(address=service.address), step_s, num_steps)
+
+
+def capacity(slot: Slot, client: Client, web: Web, num_steps: int) -> float:
+    """Return how many tokens a second come where trainers take no time."""
+    logs = run_megadask(slot, client, web, 32, 0.0, num_steps)
+    seconds = max(log.ended_s for log in logs) - max(log.began_s for log in logs)
+    return sum(log.tokens for log in logs) / seconds
+
+
+def measure(
+    web: Web, slot: Slot, client: Client, options: argparse.Namespace
+) -> tuple[list[Cell], float]:
+    """Return the cells of one kind of tokens, and what the CPUs can make, in tokens a second."""
+    from flow.corpus import RANKS
+    from flow.feeds import Ready
+
+    can = statistics.median(
+        capacity(slot, client, web, options.capacity_steps) for _ in range(options.passes)
+    )
+    unit = RANKS * MICROBATCHES
+    cells = []
+    for step_s in (ms / 1000 for ms in options.step_ms):
+        units = round(options.share * can * step_s / SEQ_LEN / unit)
+        cells.append(Cell(step_s=step_s, packs=min(max(1, units) * unit, MOST_PACKS)))
+    for number in range(options.passes):
+        for cell in cells:
+            num_steps = WARM + max(
+                8, min(-(-options.steps // options.passes), int(PASS_S / cell.step_s))
+            )
+            ready = Ready(num_microbatches=MICROBATCHES)
+            logs = run_megadask(slot, client, web, cell.packs, cell.step_s, num_steps)
+            others = run_pass(slot, ready, cell.step_s, num_steps)
+            for system, some in ((MEGADASK, logs), (READY, others)):
+                waits = [wait_s / cell.step_s for log in some for wait_s in log.wait_s[WARM:]]
+                cell.waits.setdefault(system, []).append(waits)
+            cell.tokens += sum(log.tokens for log in logs)
+            cell.seconds += max(log.ended_s for log in logs) - max(log.began_s for log in logs)
+            cell.share = cell.tokens / cell.seconds / can
+            progress(
+                f"pass {number + 1}, {web.kind}, {cell.step_s * 1000:g} ms: "
+                f"p99 {cell.percent(MEGADASK, 99):.2f}%, ready {cell.percent(READY, 99):.2f}%"
+            )
+    return cells, can
+
+
+def tell(report: Report, web: Web, cells: list[Cell], can: float) -> None:
+    """Print the table of one kind of tokens."""
+    rows = [
+        [
+            f"{cell.step_s * 1000:g} ms",
+            f"{cell.packs * SEQ_LEN:,}",
+            f"{cell.share:.0%}",
+            len(cell.all_waits(MEGADASK)),
+            *(f"{cell.percent(MEGADASK, p):.2f}%" for p in (50, 99)),
+            cell.overall(MEGADASK),
+            *(f"{cell.percent(READY, p):.2f}%" for p in (50, 99)),
+        ]
+        for cell in cells
+    ]
+    columns = [
+        "step",
+        "tokens a step",
+        "of what the CPUs make",
+        "waits",
+        "p50",
+        "p99",
+        "all waits",
+        "ready: p50",
+        "p99",
+    ]
+    report.table(f"{web}; the CPUs make {can / 1e6:.2f} million a second", columns, rows)
+    report.figures[web.kind] = {"capacity": can, "cells": [vars(cell) for cell in cells]}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--passes", type=int, help="of each step time; 5, or 1 with --quick")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of all passes together")
+    parser.add_argument("--step-ms", type=int, nargs="+", help="step times")
+    parser.add_argument("--share", type=float, default=SHARE, help="of what the CPUs can make")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="both; bytes with --quick")
+    options = parser.parse_args()
+    quick = options.quick
+    options.passes = options.passes or (1 if quick else PASSES)
+    options.capacity_steps = 8 if quick else 60
+    options.steps = min(options.steps, 16) if quick else options.steps
+    options.step_ms = options.step_ms or ((50, 250) if quick else STEP_MS)
+    kinds: tuple[str, ...] = options.kinds or (("bytes",) if quick else KINDS)
+    # Not above: the processes of Dask import this file, and have no use for torch.
+    from distributed import Client
+    from flow import corpus
+    from throughput.ranks import Slot
+
+    from megadask.demo.cluster import local_cluster
+
+    report = Report("wait", "Waiting for data", options)
+    with tempfile.TemporaryDirectory(prefix="bench-wait-") as name, ExitStack() as stack:
+        folder = Path(name)
+        tokens = 1_000_000 if quick else 16_000_000
+        webs = [corpus.write(kind, folder / kind, tokens, SEQ_LEN) for kind in kinds]
+        cluster = stack.enter_context(local_cluster(WORKERS, folder))
+        client = stack.enter_context(Client(cluster, set_as_default=False))
+        slot = stack.enter_context(Slot(corpus.RANKS))
+        found = [(web, *measure(web, slot, client, options)) for web in webs]
+    for line in (
+        f"{corpus.RANKS} ranks, {WORKERS} Dask workers on the same machine; packs of {SEQ_LEN:,} "
+        f"tokens, {MICROBATCHES} microbatches a rank and step; all tensors of docs/batches.md",
+        f"{options.passes} passes; the first {WARM} steps of each do not count; percentiles are of "
+        "the waits of all steps and ranks, in parts of the step time; all waits: median of the "
+        "passes, least and largest",
+        "of what the CPUs make: what came, of what comes where steps take no time",
+    ):
+        report.note(line)
+    for web, cells, can in found:
+        tell(report, web, cells, can)
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
