@@ -303,7 +303,7 @@ def test_items_are_kept_and_weighed_but_not_served_with_the_tokens() -> None:
     payload = one.serve(table)
     assert set(payload) == {"tokens", "offsets", "field:image_index", "rows:image"}
     assert payload["rows:image"].tolist() == [3]
-    [(sample, _)] = one.cache._served.values()
+    [(sample, *_)] = one.cache._served.values()
     assert [item.tolist() for item in sample["image"]] == [item.tolist() for item in items]
     assert sample["image_grid"].tolist() == [[2, 1], [1, 1]]
 
