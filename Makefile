@@ -50,7 +50,7 @@ examples: $(INSTALLED) ## train the examples: on photographs, and as a SLURM job
 	$(BIN)/python examples/vlm/train.py
 	$(BIN)/python examples/slurm/train.py
 
-programs: $(INSTALLED) ## run the tests of whole programs: the demo and the example
+programs: $(INSTALLED) ## run the tests of whole programs: the demo, the example, verify-resume
 	$(PYTEST) tests/programs $(PYTEST_ARGS)
 
 faults: $(INSTALLED) ## run the tests that kill and stop processes
