@@ -27,7 +27,7 @@ from megadask.scheduling.wire import AGAIN_S, LOADER_HOST, SUPERVISOR, within
 logger = logging.getLogger(__name__)
 
 #: How often a call that takes long is checked for its loader having been replaced.
-WATCH_S = 2.0
+WATCH_S = 0.2
 #: What a call to a lost or replaced partner fails with.
 LOST = (OSError, CommClosedError, StaleError)
 
@@ -58,6 +58,7 @@ class Partners:
         self._limits = limits
         self._version = -1
         self._num_casts = -1  # changes of who holds which role that are known of
+        self._asking: asyncio.Task[None] | None = None  # who the owners are now
         self._usual: dict[tuple[str, str], Usual] = defaultdict(Usual)  # by source and call
         self._slow_until: dict[str, float] = {}  # by incarnation of a loader that was slow
         self.num_hedged = 0  # reads that a shadow was asked for, too
@@ -100,14 +101,20 @@ class Partners:
 
     async def learn(self, num_casts: int) -> None:
         """Learn of the owners if there were more changes of roles than are known of."""
-        if num_casts > self._num_casts:
+        while num_casts > self._num_casts:
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Learn of the owners, waiting until there are newer ones than those known."""
+        """Learn of the owners, waiting a while for newer ones than those known.
+
+        However many calls wait for that, it is asked once.
+        """
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_owners())
+        await asyncio.shield(self._asking)
+
+    async def _ask_owners(self) -> None:
         reply = await self.supervisor("owners", newer_than=self._version, wait_s=1.0)
-        if reply["version"] < self._version:
-            return  # another call was quicker, and knows more
         self._version, self._num_casts = reply["version"], reply["num_casts"]
         self._loaders, self._shadows = _addresses(reply["loaders"]), _addresses(reply["shadows"])
 

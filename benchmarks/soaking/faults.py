@@ -74,7 +74,8 @@ class Doer:
         name = pick(fault.where, names or sorted(self.party.hosts))
         self.kills.update(set(holders.get(name, ())))
         self.kills["host" if host else "worker"] += 1
-        _, began_s = self.party.kill(name, host=host)
+        address, began_s = self.party.kill(name, host=host)
+        self.party.wait_for_loss(address)  # whom the next fault hits must be there
         self.party.top_up()
         return began_s
 

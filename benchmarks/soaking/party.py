@@ -193,6 +193,11 @@ class Party:
         if not wait_until(lambda: awake <= self.able(), 2 * WAIT_S):
             raise TimeoutError(f"workers {sorted(awake - self.able())} do not come")
 
+    def wait_for_loss(self, address: str) -> None:
+        """Wait until the scheduler knows that a worker is gone."""
+        if not wait_until(lambda: not self.name_of(address), WAIT_S):
+            raise TimeoutError(f"the scheduler does not notice that {address} is gone")
+
     def able(self) -> set[str]:
         """Return the names of the workers that can hold roles."""
         roles = supervisor_of(self.cluster)._roles
