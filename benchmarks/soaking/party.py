@@ -118,6 +118,7 @@ class Party:
         self.account = Account()
         self.waits: list[tuple[float, float, int, int]] = []  # asked, got, rank, step
         self.states: dict[int, dict[int, str]] = {}  # by step and rank
+        self._state = ""  # the last one that all had told when the ranks became others
         self.errors: list[str] = []
         self.hosts: dict[str, Process] = {}
         self.nannies: set[str] = set()
@@ -164,16 +165,24 @@ class Party:
         """End everything at once; return the last state that all ranks have told."""
         for rank in self.ranks:
             rank.kill()
-        told = [s for s, by_rank in self.states.items() if set(by_rank) == set(range(self.dp))]
-        states = set(self.states[max(told)].values())
-        assert len(states) == 1, "the ranks' states differ"
+        text = self._last_state()
+        assert text, "no state was told by all ranks"
         for rank in self.ranks:
             rank.end()
         self.ranks = []
         self._life.close()
         self._life = ExitStack()
-        state: Mapping[str, Any] = json.loads(states.pop())
+        state: Mapping[str, Any] = json.loads(text)
         return state
+
+    def _last_state(self) -> str:
+        """Return the last state that all ranks have told, maybe before they were others."""
+        told = [s for s, by_rank in self.states.items() if set(by_rank) == set(range(self.dp))]
+        if told:
+            states = set(self.states[max(told)].values())
+            assert len(states) == 1, "the ranks' states differ"
+            self._state = states.pop()
+        return self._state
 
     def top_up(self, *, wait: bool = True) -> None:
         """Start the workers that are missing."""
@@ -243,6 +252,7 @@ class Party:
     def begin(self, step: int, ranks: int) -> None:
         """Let so many ranks train from a step on."""
         self.account.begin(step, ranks)
+        self._last_state()
         self.states = {}
         self._spare += self.ranks
         self.ranks = []
