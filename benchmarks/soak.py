@@ -30,7 +30,7 @@ import reporting
 
 sys.path.append(str(reporting.CHECKOUT))
 
-from soaking.faults import Doer
+from soaking.faults import TOPOLOGIES, Doer
 from soaking.party import Party
 from soaking.recovery import Kill, kill_again_and_again
 from soaking.schedule import Fault, schedule
@@ -60,7 +60,10 @@ def pipeline(corpus: Corpus, dp: int) -> md.Pipeline:
 
 
 def waits_after(party: Party, faults: Sequence[tuple[Fault, float]]) -> list[float]:
-    """Return for each fault the longest time that any rank was without a batch, until the next."""
+    """Return for each fault the longest time without a batch, until the next fault.
+
+    Of ranks that there are in every topology: others are away for as long as it is small.
+    """
     arrivals: dict[int, list[float]] = defaultdict(list)
     for _, got_s, rank, _ in party.waits:
         arrivals[rank].append(got_s)
@@ -68,7 +71,7 @@ def waits_after(party: Party, faults: Sequence[tuple[Fault, float]]) -> list[flo
     found = []
     for (_, began_s), end_s in zip(faults, ends, strict=True):
         longest = BATCH_S
-        for times in arrivals.values():
+        for times in (arrivals[rank] for rank in range(min(TOPOLOGIES))):
             for before, after in pairwise(times):
                 if after > began_s and before < end_s:
                     longest = max(longest, after - before)
