@@ -12,9 +12,10 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from megadask.scheduling.marks import Watermark
 from megadask.scheduling.segment import Segment, host_identity
 from megadask.scheduling.share import Share
-from megadask.scheduling.slots import Report, Slots, Watermark
+from megadask.scheduling.slots import Report, Slots
 
 logger = logging.getLogger(__name__)
 

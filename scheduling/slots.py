@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-Watermark = tuple[int, int]  # step, microbatch
+from megadask.scheduling.marks import Watermark
 
 
 @dataclass(frozen=True, kw_only=True)
