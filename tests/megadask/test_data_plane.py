@@ -22,6 +22,7 @@ from tests.conftest import LeakCheck, wait_until
 from tests.faults.helpers import holder
 from tests.megadask.helpers.data import Corpus, corpus, pipeline, source
 from tests.megadask.helpers.mapper import mappings
+from tests.megadask.helpers.opened import open_files
 from tests.megadask.helpers.payload import pair, text
 from tests.megadask.helpers.photos import PHOTOS, photos
 from tests.megadask.helpers.processes import Process, module
@@ -137,8 +138,7 @@ def test_batches_that_are_kept_stay_right_when_slots_run_out(client: Client, nam
 
 def ours() -> int:
     """Return the descriptors and mappings of shared memory that this process has."""
-    links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-    return len(mappings()) + sum("memfd:megadask" in link for link in links)
+    return len(mappings()) + sum("memfd:megadask" in link for link in open_files())
 
 
 def test_nothing_grows_with_the_batches(

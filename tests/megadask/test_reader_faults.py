@@ -23,6 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from megadask.planner.errors import ConfigError
 from megadask.readers import ArrowIpc, Csv, Jsonl, Parquet, Tar, Text
 from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard
+from tests.megadask.helpers.opened import open_files
 from tests.megadask.helpers.reader_cases import IN_FILES, Case, plain
 from tests.megadask.helpers.reader_cases import RECORDS as CASE_RECORDS
 
@@ -71,9 +72,9 @@ def _flip(path: Path, offset: int, length: int = 1) -> None:
 
 @pytest.fixture(autouse=True)
 def no_file_stays_open() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
+    before = sorted(open_files())
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert sorted(open_files()) == before
 
 
 class TestParquet:

@@ -25,6 +25,7 @@ from megadask.readers import ArrowIpc, InMemory, Jsonl, Parquet
 from megadask.readers.compression import decompress
 from megadask.readers.paths import expand
 from megadask.scheduling.reading import Reader, Shard, fingerprint_shards
+from tests.megadask.helpers.opened import open_files
 from tests.megadask.helpers.reader_cases import (
     CASES,
     IN_FILES,
@@ -50,10 +51,6 @@ def _reader(case: Case, folder: Path, records: Records = RECORDS) -> Reader:
 
 def _rows(reader: Reader, shard: int, start: int = 0) -> list[Any]:
     return [plain(record) for record in reader.read(shard, start)]
-
-
-def _num_open() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=_id)
@@ -113,15 +110,15 @@ class TestContract:
     def test_closing_closes_the_file(self, case: Case, tmp_path: Path) -> None:
         reader = _reader(case, tmp_path)
         reader.shards()
-        before = _num_open()
+        before = len(open_files())
         for i in range(len(reader.shards())):
             rows = reader.read(i)
             next(rows)
-            assert _num_open() == before + (case.in_files and case.holds_file)
+            assert len(open_files()) == before + (case.in_files and case.holds_file)
             rows.close()  # type: ignore[attr-defined]
-            assert _num_open() == before
+            assert len(open_files()) == before
             _rows(reader, i)
-            assert _num_open() == before
+            assert len(open_files()) == before
 
     def test_two_reads_at_once_do_not_disturb_each_other(self, case: Case, tmp_path: Path) -> None:
         reader = _reader(case, tmp_path)
@@ -402,7 +399,7 @@ def test_readers_load_neither_torch_nor_dask() -> None:
 
 def test_closing_works_with_the_standard_helper(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(json_lines(RECORDS))
-    before = _num_open()
+    before = len(open_files())
     with closing(Jsonl(tmp_path / "x.jsonl").read(0)) as rows:
         next(rows)
-    assert _num_open() == before
+    assert len(open_files()) == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import pytest
 from megadask.readers import Parquet, spool
 from megadask.readers.spool import spooled
 from megadask.scheduling.reading import BadRecord, TruncatedShard
+from tests.megadask.helpers.opened import open_files
 
 ROWS = 200
 
@@ -49,30 +49,18 @@ def rows(path: Path, start: int = 0) -> list[Any]:
     return [list(reader.read(shard, start)) for shard in range(2)]
 
 
-def num_open() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_rows_are_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starts = (0, 1, 16, 33, 70, 129)
     plain = [rows(path, start) for start in starts]
-    before = num_open()
+    before = len(open_files())
     monkeypatch.setattr(spool, "HELD_BYTES", -(2**60))
     assert [rows(path, start) for start in starts] == plain
     with closing(Parquet(path).read(0)) as some:
         for _ in range(20):
             next(some)
-        assert num_open() == before + 1  # a file without a name, and the data is closed
-        assert all("(deleted)" in link or "a.parquet" not in link for link in _links())
-    assert num_open() == before
-
-
-def _links() -> Iterator[str]:
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            yield os.readlink(f"/proc/self/fd/{number}")
-        except FileNotFoundError:
-            continue
+        assert len(open_files()) == before + 1  # a file without a name, and the data is closed
+        assert all("(deleted)" in link or "a.parquet" not in link for link in open_files())
+    assert len(open_files()) == before
 
 
 def test_a_broken_shard_ends_at_the_same_row(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

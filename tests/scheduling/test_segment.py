@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 
 import numpy as np
@@ -12,6 +11,7 @@ from megadask.scheduling import segment
 from megadask.scheduling.ring import Ring
 from megadask.scheduling.segment import GoneError, Segment, host_identity, map_segment
 from megadask.scheduling.share import IDS, Share, arrays_in, parts_of
+from tests.megadask.helpers.opened import open_files
 
 pytestmark = pytest.mark.skipif(host_identity() is None, reason="needs memfd and /proc")
 
@@ -23,9 +23,8 @@ def mapped(one: Segment, name: str = "") -> np.ndarray:
     return np.frombuffer(map_segment(*where, MIB, [(0, MIB)]), np.uint8)
 
 
-def num_fds() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
+def num_open() -> int:
+    return sum(link.startswith("/memfd:megadask") for link in open_files())
 
 
 def test_what_is_written_to_a_mapping_nobody_else_sees() -> None:
@@ -38,7 +37,7 @@ def test_what_is_written_to_a_mapping_nobody_else_sees() -> None:
 
 
 def test_a_mapping_outlives_the_segment() -> None:
-    before = num_fds()
+    before = num_open()
     one = Segment(MIB)
     one.bytes[:] = 3
     kept = mapped(one)
@@ -46,15 +45,15 @@ def test_a_mapping_outlives_the_segment() -> None:
     del one
     assert (kept == 3).all()
     del kept
-    assert num_fds() == before
+    assert num_open() == before
 
 
 def test_a_segment_that_is_dropped_is_closed() -> None:
-    before = num_fds()
+    before = num_open()
     one = Segment(MIB)
-    assert num_fds() > before
+    assert num_open() > before
     del one
-    assert num_fds() == before
+    assert num_open() == before
 
 
 def test_another_file_under_its_number_is_not_taken_for_it() -> None:
@@ -78,7 +77,7 @@ def test_a_system_without_memory_leaves_the_share_where_it_is(
     def is_full(fd: int, offset: int, length: int) -> None:
         raise OSError(28, "No space left on device")
 
-    ring, before = Ring(64 * MIB, 1), num_fds()
+    ring, before = Ring(64 * MIB, 1), num_open()
     array = np.arange(1000)
     share = Share({0: {"tokens": array}}, {0: 0}, {0: ()})
     monkeypatch.setattr(segment.os, "posix_fallocate", is_full)
@@ -87,7 +86,7 @@ def test_a_system_without_memory_leaves_the_share_where_it_is(
     assert not ring.place(share)  # it does not try again and again
     assert share.content is None
     assert share.arrays_of[0]["tokens"] is array
-    assert (num_fds(), ring.status()["shared_bytes"]) == (before, 0)
+    assert (num_open(), ring.status()["shared_bytes"]) == (before, 0)
 
 
 def test_arrays_of_all_kinds_come_back_as_they_were() -> None:
