@@ -136,9 +136,6 @@ def serve(job: dict[str, Any]) -> None:
         md.Source(f"source{n}", md.readers.Parquet(path), transform=text, lanes=job["lanes"])
         for n, path in enumerate(job["paths"])
     ]
-    if not sources:
-        records = [{"text": "x" * 800} for _ in range(64)]
-        sources = [md.Source("memory", md.readers.InMemory(records), transform=text, lanes=1)]
     pipeline = md.Pipeline(
         sources=sources,
         topology=md.ClientPlaceTree(dp=job["ranks"]),

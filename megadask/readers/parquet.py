@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +11,10 @@ import pyarrow.parquet as pq
 from megadask.planner.errors import ConfigError
 from megadask.readers.columns import ColumnReader
 from megadask.readers.files import Part, check_columns, check_has_columns, check_positive
+from megadask.readers.footers import shared_footer
 from megadask.readers.paths import DataFile, Paths
 from megadask.readers.records import records
-from megadask.readers.spool import spooled
+from megadask.readers.spool import OpenShards, Spooled
 from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
 from megadask.scheduling.reading import BadRecord, Shard
 
@@ -50,6 +50,7 @@ class Parquet(ColumnReader):
         self._columns = check_columns("Parquet", columns)
         self._batch_rows = batch_rows
         self._buffer_bytes = buffer_bytes
+        self._open = OpenShards()
         super().__init__(
             paths, columns=self._columns, batch_rows=batch_rows, buffer_bytes=buffer_bytes
         )
@@ -87,10 +88,8 @@ class Parquet(ColumnReader):
         # that the row where the shard breaks does not depend on the batches it was read in.
         for batch_rows in (self._batch_rows, 1):
             try:
-                batches = self._batches(part, row, batch_rows)
-                if batch_rows > 1:
-                    batches = spooled(batches, (part.shard.rows or 0) - row)
-                with closing(batches):
+                decoded = self._batches(part, row, batch_rows)
+                with Spooled(decoded, (part.shard.rows or 0) - row, self._open) as batches:
                     for batch in batches:
                         for record in records(batch, row):
                             row += 1
@@ -115,14 +114,16 @@ class Parquet(ColumnReader):
         with (
             # The columns lie apart, and what is read ahead of one would be dropped for the next.
             open_arrow(part.url, in_order=False) as source,
+            shared_footer(part.url, source) as footer,
             pq.ParquetFile(
                 source,
+                metadata=footer,
                 buffer_size=buffer_bytes,
                 pre_buffer=False,
                 page_checksum_verification=True,
             ) as parquet,
         ):
-            _check_unchanged(parquet.metadata, part)
+            _check_unchanged(footer, part)
             position = 0
             for batch in parquet.iter_batches(
                 batch_rows, [part.index], columns=self._columns, use_threads=False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import itertools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from megadask.planner.errors import ConfigError
 from megadask.readers import Parquet, spool
-from megadask.readers.spool import spooled
+from megadask.readers.spool import OpenShards, Spooled
 from megadask.scheduling.reading import BadRecord, TruncatedShard
 from tests.megadask.helpers.opened import open_files
 
@@ -119,8 +123,7 @@ def test_a_folder_for_temporary_files_that_is_missing(
     assert rows(path) == plain
 
 
-def test_what_is_small_or_very_large_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is made where a decoder holds much, and what it decodes is not too much for it."""
+def made_files(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     files: list[Any] = []
     made = tempfile.TemporaryFile
     monkeypatch.setattr(
@@ -128,20 +131,113 @@ def test_what_is_small_or_very_large_stays_where_it_is(monkeypatch: pytest.Monke
         "TemporaryFile",
         lambda **k: files.append(k) or made(**k),  # type: ignore[func-returns-value]
     )
-    batch = pa.record_batch({"a": range(10)})
+    return files
 
-    def batches(held_bytes: int) -> Iterator[pa.RecordBatch]:
+
+def test_what_holds_little_or_is_very_large_stays_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file is made where a decoder holds much, and what it decodes is not too much for it."""
+    files = made_files(monkeypatch)
+    batch = pa.record_batch({"a": range(2**16)})
+
+    def batches(held_bytes: int) -> Generator[pa.RecordBatch, None, None]:
         held = pa.allocate_buffer(held_bytes)
-        for _ in range(5):
+        for _ in range(9):
             yield batch
         del held
 
-    assert len(list(spooled(batches(0), 50))) == 5
-    assert len(list(spooled(batches(2 * spool.HELD_BYTES), 10**9))) == 5
+    def count(held_bytes: int, num_rows: int) -> int:
+        with Spooled(batches(held_bytes), num_rows, OpenShards()) as some:
+            return len(list(some))
+
+    assert count(0, 9 * 2**16) == 9
+    assert count(2 * spool.HELD_BYTES, 10**9) == 9
+    assert count(2 * spool.HELD_BYTES, 10) == 9  # so little was not what it holds
     assert files == []
-    assert len(list(spooled(batches(2 * spool.HELD_BYTES), 50))) == 5
+    assert count(2 * spool.HELD_BYTES, 9 * 2**16) == 9
     assert len(files) == 1
-    assert list(spooled((b for b in ()), 0)) == []
+    with Spooled((b for b in ()), 0, OpenShards()) as none:
+        assert list(none) == []
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Five row groups of 150 kB in pages of 1,000 rows, and one of a few bytes."""
+    groups = [[f"{group} {row} " + "x" * 500 for row in range(300)] for group in range(5)]
+    table = pa.table({"text": [text for group in groups for text in group] + ["last"]})
+    pq.write_table(table, tmp_path / "texts.parquet", row_group_size=300)
+    return tmp_path / "texts.parquet"
+
+
+def test_of_many_small_shards_of_a_reader_none_keeps_its_decoder(texts: Path) -> None:
+    reader, alone = Parquet(texts), Parquet(texts)
+    expected = [list(alone.read(shard)) for shard in range(6)]
+    before = len(open_files())
+    with contextlib.ExitStack() as stack:
+        shards = [stack.enter_context(closing(reader.read(shard))) for shard in range(6)]
+        found = [[next(shards[0])]]
+        assert sum("texts.parquet" in link for link in open_files()) == 1
+        found += [[next(shard)] for shard in shards[1:]]
+        # The last is too small for a file to be worth it.
+        assert sum("texts.parquet" in link for link in open_files()) == 1
+        for _ in range(300):
+            for shard, records in zip(shards, found, strict=True):
+                records.extend(itertools.islice(shard, 1))
+        assert found == expected
+    assert len(open_files()) == before
+
+
+def test_a_single_shard_keeps_its_decoder(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = made_files(monkeypatch)
+    reader = Parquet(texts)
+    for shard in range(6):
+        assert list(reader.read(shard))
+    with closing(reader.read(0)) as one, closing(copy.deepcopy(reader).read(1)) as other:
+        assert next(one) != next(other)
+    assert files == []
+
+
+def test_what_breaks_on_the_way_to_disk_is_told_to_whoever_reads_it() -> None:
+    """Another shard that is opened meanwhile closes the decoder, and is not to blame."""
+    shards = OpenShards()
+    batch = pa.record_batch({"a": range(2**14)})
+
+    def broken() -> Generator[pa.RecordBatch, None, None]:
+        yield batch
+        yield batch
+        raise pa.ArrowNotImplementedError("an encoding")
+
+    def whole() -> Generator[pa.RecordBatch, None, None]:
+        yield batch
+        yield batch
+
+    with (
+        Spooled(broken(), 2**16, shards) as one,
+        Spooled(whole(), 2**15, shards) as other,
+    ):
+        assert next(one) == batch
+        assert list(other) == [batch, batch]
+        assert next(one) == batch
+        with pytest.raises(pa.ArrowNotImplementedError, match="an encoding"):
+            next(one)
+
+
+def test_lanes_share_the_footer_of_their_file(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Parquet(texts)
+    assert len(reader.shards()) == 6
+    footers = []
+    read = pq.read_metadata
+    monkeypatch.setattr(pq, "read_metadata", lambda f: footers.append(read(f)) or footers[-1])
+    with contextlib.ExitStack() as stack:
+        for shard in range(6):
+            next(stack.enter_context(closing(reader.read(shard))))
+        assert len(footers) == 1
+        # A file that was written anew meanwhile has a footer of its own.
+        pq.write_table(pa.table({"text": ["new"]}), texts)
+        with pytest.raises(ConfigError, match="changed since it was listed"):
+            next(reader.read(1))
+    assert len(footers) == 2
 
 
 def test_files_of_large_pages_take_little_memory(tmp_path: Path) -> None:
