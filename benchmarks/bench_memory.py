@@ -25,6 +25,8 @@ from weighing.tables import plot, report_grid
 SOURCES, RANKS = (8, 64, 306), (2, 4, 8)
 #: The default of `megadask.Source`, and what to compare it with where there are few sources.
 LANES, FEWER_LANES = 16, 1
+#: Sources with which it is compared.
+COMPARED = SOURCES[:1]
 #: As pyarrow writes when it is told nothing, first.
 ORDERED = sorted(LAYOUTS, key=lambda layout: bool(LAYOUTS[layout]))
 #: A cell is weighed so often, after one more step each time.
@@ -67,9 +69,10 @@ def main() -> None:
                     bare[count] = float(np.median(bench.ranks("bare", 0, count).total_mb))
                 engine = bench.engine(min(ranks)).server_mb
                 report_engine(report, engine, bare)
-            by_lanes = () if options.quick else (FEWER_LANES, LANES)
-            grid = Grid(bench, sources, ranks, bare, by_lanes, LANES)
+            grid = Grid(bench, sources, ranks, bare, LANES)
             grid.measure()
+            if min(sources) in COMPARED:
+                grid.compare(FEWER_LANES)
         report_grid(report, layout, grid, float(np.median(engine)))
         report.plot(plot(layout, grid), f"Memory over the number of sources, files {layout}")
         figures[layout] = grid.figures()

@@ -13,8 +13,9 @@ from weighing.processes import SPARED_MB, TooLargeError, free_mb
 #: What a cell may take, however much is free, and what must be left over beside it.
 LARGEST_MB = 18_000.0
 MARGIN_MB = 1000.0
-#: DataLoaders, by how their workers read.
-WAYS = ("lean", "default")
+#: DataLoaders, by how their workers read, and the MB that an open source takes in one at least; how
+#: many really is measured by the smaller cells.
+WAYS = {"lean": 1.0, "default": 30.0}
 
 #: Sources and ranks.
 At = tuple[int, int]
@@ -31,7 +32,7 @@ class Grid:
     """Cells by what was measured: MB of each time that they were weighed.
 
     sources, ranks: how many of each, in all combinations. bare: ranks to MB of those that load
-    nothing. by_lanes: the lanes to compare, with the fewest sources and ranks.
+    nothing. lanes: of each source.
     """
 
     def __init__(
@@ -40,7 +41,6 @@ class Grid:
         sources: Sequence[int],
         ranks: Sequence[int],
         bare: Mapping[int, float],
-        by_lanes: Sequence[int],
         lanes: int,
     ) -> None:
         self._bench, self.sources, self.ranks, self.bare = bench, sources, ranks, bare
@@ -49,14 +49,11 @@ class Grid:
         self.loading: dict[str, dict[At, list[float]]] = {"default": {}, "lean": {}, "MegaDask": {}}
         self.server: dict[At, list[float]] = {}
         self.floor: dict[int, list[float]] = {}
-        #: Lanes to MB of the cluster.
-        self.lanes: dict[int, list[float]] = {number: [] for number in by_lanes}
+        #: Lanes to MB of the cluster, with the fewest sources and ranks.
+        self.lanes: dict[int, list[float]] = {}
 
     def measure(self) -> None:
         """Measure everything that fits."""
-        for lanes in self.lanes:
-            few = self._bench.megadask(min(self.sources), min(self.ranks), lanes)
-            self.lanes[lanes] = few.server_mb
         for sources in self.sources:
             self.floor[sources] = self._bench.reader(sources)
             reporting.progress(f"{sources} sources: one copy {np.median(self.floor[sources]):,.0f}")
@@ -65,6 +62,8 @@ class Grid:
                 cell = self._bench.megadask(*at, self._lanes)
                 self.server[at] = cell.server_mb
                 self._keep("MegaDask", at, cell)
+                if not self.lanes:
+                    self.lanes[self._lanes] = cell.server_mb
                 for way in WAYS:
                     if self._expected_mb(way, at) > min(LARGEST_MB, free_mb() - SPARED_MB):
                         reporting.progress(f"{at}: {way} does not fit")
@@ -73,6 +72,11 @@ class Grid:
                         self._keep(way, at, self._bench.ranks("torch", *at, way))
                     except TooLargeError:
                         reporting.progress(f"{at}: {way} did not fit")
+
+    def compare(self, lanes: int) -> None:
+        """Measure the fewest sources and ranks with other lanes, too."""
+        few = self._bench.megadask(min(self.sources), min(self.ranks), lanes)
+        self.lanes[lanes] = few.server_mb
 
     def net(self, variant: str) -> dict[At, float]:
         """Return (sources, ranks) to MB, bare ranks subtracted."""
@@ -99,7 +103,8 @@ class Grid:
         """Return what a cell will take, going by those measured; before those, by none."""
         known = self.net(way)
         if len({sources for sources, _ in known}) < 2:
-            per_source = max((mb / (s * r * WORKERS) for (s, r), mb in known.items()), default=0.0)
+            each = (mb / (s * r * WORKERS) for (s, r), mb in known.items())
+            per_source = max(each, default=WAYS[way])
             expected = per_source * at[0] * at[1] * WORKERS
         else:
             worker, source = fitted(known)

@@ -56,7 +56,7 @@ def report_grid(report: reporting.Report, layout: str, grid: Grid, engine_mb: fl
                 for sources in grid.sources
             ],
         )
-    if grid.lanes:
+    if len(grid.lanes) > 1:
         fewest = min(grid.sources)
         report.table(
             f"{layout}: MB above the engine by lanes, {fewest} sources, {first} ranks",

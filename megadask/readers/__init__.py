@@ -13,6 +13,7 @@ sequence.py      records that are in memory already
 
 files.py         what the readers of files share: the shard list, pickling, fingerprints
 columns.py       what readers share that can leave out columns
+footers.py       parsed footers of Parquet files, once a process
 spool.py         batches by way of the local disk, where their decoder holds much
 lines.py         what the readers of text share: lines of bounded length
 records.py       from Arrow batches to records
