@@ -37,6 +37,7 @@ def main() -> None:
     parser = reporting.arguments(__doc__)
     parser.add_argument("--sources", type=int, nargs="+", help="8, 64 and 306; 2 with --quick")
     parser.add_argument("--ranks", type=int, nargs="+", help="2, 4 and 8; 1 with --quick")
+    parser.add_argument("--layout", choices=range(len(ORDERED)), type=int, help="one of them only")
     options = parser.parse_args()
     sources = options.sources or ((2,) if options.quick else SOURCES)
     ranks = options.ranks or ((1,) if options.quick else RANKS)
@@ -58,7 +59,8 @@ def main() -> None:
     report.figures["layouts"] = figures = {}
     bare: dict[int, float] = {}
     engine: list[float] = []
-    for layout in ORDERED[:1] if options.quick else ORDERED:
+    layouts = ORDERED if options.layout is None else ORDERED[options.layout :][:1]
+    for layout in layouts[:1] if options.quick else layouts:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "file.parquet"
             written = write(file, 4 if options.quick else NUM_ROW_GROUPS, **LAYOUTS[layout])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import pickle
 import time
@@ -30,6 +31,9 @@ from megadask.scheduling.wire import ARRIVAL, LOADER_HOST, within
 
 #: Deadline for a worker to tell the Supervisor that it came.
 ARRIVE_S = 30.0
+#: Arenas of the C library for all threads of a worker; loaders take turns at the GIL anyway.
+NUM_ARENAS = 4
+_M_ARENA_MAX = -8  # malloc.h of glibc
 
 
 class Busy:
@@ -155,13 +159,16 @@ class LoaderHost(WorkerPlugin):
 
 
 def _share_memory() -> None:
-    """Let Arrow take memory from the system, as all of the process does.
+    """Let Arrow take memory from the system, as all of the process does, and all from few arenas.
 
-    Its own allocators keep some for every thread that has read, and each loader is one: with 64
-    sources that were megabytes each. Arrow asks the environment once, when it is loaded; who has
-    chosen an allocator there keeps it.
+    Allocators keep some memory for every thread that has read, and each loader is one: Arrow's own
+    did so in megabytes, and that of glibc has up to eight arenas for every core. Arrow asks the
+    environment once, when it is loaded; who has chosen there keeps it.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # another libc than glibc
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, NUM_ARENAS)
 
 
 def _carried_out(method: Callable[..., Any], hosted: _Hosted, arguments: Mapping[str, Any]) -> Any:
