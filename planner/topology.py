@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal
 
@@ -328,11 +329,18 @@ class ClientPlaceTree:
 
     def _bucket_R(self, axis: Axis) -> NDArray[np.int64]:
         """(R,) the bucket of every rank."""
-        coords = np.unravel_index(np.arange(self.world_size), self.shape)
-        bucket_R = np.zeros(self.world_size, np.int64)
-        for name in self.axes(axis):
-            bucket_R = bucket_R * getattr(self, name) + coords[self.order.index(name)]
-        return bucket_R
+        return _buckets(self, self.axes(axis))
+
+
+@lru_cache(maxsize=64)
+def _buckets(tree: ClientPlaceTree, axes: tuple[str, ...]) -> NDArray[np.int64]:
+    """(R,) the bucket of every rank along some axes; asked for with every call about a rank."""
+    coords = np.unravel_index(np.arange(tree.world_size), tree.shape)
+    bucket_R = np.zeros(tree.world_size, np.int64)
+    for name in axes:
+        bucket_R = bucket_R * getattr(tree, name) + coords[tree.order.index(name)]
+    bucket_R.flags.writeable = False
+    return bucket_R
 
 
 def _order(named: tuple[str, ...]) -> tuple[str, ...]:

@@ -24,7 +24,8 @@ Planning
 The committed record: inside the scheduler
   supervisor.py          the scheduler plugin; calls.py, what roles and trainers may ask
   run.py, record.py      one running pipeline: claims.py, agreement.py, passes.py, delivered.py,
-                         history.py, point.py, marks.py; portions.py, a constructor's part of a plan
+                         history.py, point.py, marks.py, roster.py; bulletin.py, news for
+                         constructors; portions.py, their parts of a plan
   custody.py, roles.py   who holds which role (life.py), decided by splitting.py; watch.py and
                          silence.py, workers that hang; retiring.py, workers that leave;
                          autosize.py and sizing.py, loaders as the mixture needs them

@@ -14,7 +14,6 @@ from megadask.scheduling.errors import StaleError
 from megadask.scheduling.point import Point
 from megadask.scheduling.roles import actor_key
 from megadask.scheduling.run import Run
-from megadask.scheduling.wire import TRUST_S
 
 logger = logging.getLogger(__name__)
 
@@ -100,13 +99,13 @@ async def plans(
     """Give a constructor its part of the committed plans, claims and watermarks."""
     record = run.record
     await run.changed.wait_until(lambda: run.over or record.is_actor(incarnation), START_GRACE_S)
-    run.heard[incarnation] = newer_than
-    run.told.set()
-    await run.changed.wait_until(lambda: run.over or run.version > newer_than, wait_s)
+    run.bulletin.hear(incarnation, newer_than)
+    await run.bulletin.wait_for_news(incarnation, newer_than, lambda: run.over, wait_s)
     if run.over:
         return run.farewell()
-    buckets = record.buckets_of(incarnation)
+    buckets = record.constructors.buckets_of(incarnation)
     if buckets is None:
+        run.bulletin.forget(incarnation)
         raise StaleError(f"{record.name}: this constructor was replaced", got=incarnation)
     ranks = [rank for bucket in buckets for rank in record.topology.ranks_of(bucket, record.axis)]
     first = from_step if generation == record.generation else 0
@@ -117,7 +116,7 @@ async def plans(
         "num_casts": record.num_casts,
         "tokens": [[rank, record.claims[rank].token] for rank in ranks if rank in record.claims],
         "marks": [[rank, *record.watermarks[rank]] for rank in ranks],
-        "finished": sorted(record.finished),
+        "finished": [rank for rank in ranks if rank in record.finished],
         "hold": None if record.hold is None else [record.hold.number, record.hold.step],
         "error": run.error,
         "plans": [
@@ -133,7 +132,7 @@ async def reached(run: Run, incarnation: str, number: int, step: int) -> None:
     hold = run.record.hold
     if hold is not None and hold.number == number:
         hold.reached[incarnation] = step
-        run.bump()
+        run.changed.set()
 
 
 async def acknowledge(run: Run, generation: int, marks: list[list[int]]) -> None:
@@ -188,9 +187,9 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
     """Give a trainer its rank."""
     run.check_open()
     claim = run.record.join(rank, client, process, force=force)
-    run.bump()
+    run.bump_for(rank)
     if claim.is_successor:
-        await fence(run, rank)
+        await run.fence(rank)
     run.record.claims.check(rank, claim.token)
     await run.turn_pass()
     return {
@@ -203,24 +202,6 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
         "place": place(run, rank),
         **standing(run, rank),
     }
-
-
-async def fence(run: Run, rank: int) -> None:
-    """Wait until what earlier trainers of a rank acknowledge counts for nothing any more.
-
-    Its constructor then knows the new one; or it is so long that it has not asked that it trusts
-    nobody before it has (`TRUST_S`).
-    """
-    version = run.version
-
-    def is_told() -> bool:
-        owner = run.record.constructor_of(rank)
-        return owner is None or run.heard.get(owner.incarnation, -1) >= version
-
-    def is_dead() -> bool:
-        return run.over or run.error is not None  # then constructors no longer ask
-
-    await run.told.wait_until(lambda: is_dead() or is_told(), TRUST_S)
 
 
 async def look(
@@ -252,8 +233,8 @@ async def holds(run: Run, rank: int, token: str) -> bool:
 
 async def leave(run: Run, rank: int, token: str) -> None:
     """Take a rank back."""
-    run.record.leave(rank, token)
-    run.bump()
+    if run.record.leave(rank, token):
+        run.bump_for(rank)
     await run.turn_pass()
 
 
@@ -278,7 +259,7 @@ async def rewind(
     try:
         opens = record.rewind(rank, token, asked, waits=wait_s > 0)
     finally:
-        run.bump()  # others may wait for this rank to ask, or to be refused
+        run.changed.set()  # others may wait for this rank to ask, or to be refused
     try:
         if opens:
             await run.open_generation(asked)
@@ -324,7 +305,7 @@ async def finish(run: Run, rank: int, token: str, number: int) -> None:
     """Note that a trainer is done with a pass; free what is held when all are."""
     run.record.claims.check(rank, token)
     run.record.passes.end(rank, number)
-    run.bump()
+    run.bump_for(rank)
     await run.turn_pass()
 
 

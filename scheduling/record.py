@@ -7,6 +7,7 @@ acts on what it says. Every change is by compare-and-set on (generation, incarna
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from megadask.scheduling.marks import Marks, Watermark
 from megadask.scheduling.passes import Passes
 from megadask.scheduling.point import Point
 from megadask.scheduling.portions import Portions
+from megadask.scheduling.roster import Roster
 
 #: So many events are kept for `stats`.
 MOST_NEWS = 1000
@@ -73,7 +75,7 @@ class RunRecord:
     planner: Owner | None = None
     loaders: dict[tuple[str, tuple[int, ...]], Owner] = field(default_factory=dict)
     shadows: dict[tuple[str, tuple[int, ...]], list[Owner]] = field(default_factory=dict)
-    constructors: dict[tuple[int, ...], Owner] = field(default_factory=dict)
+    constructors: Roster = field(default_factory=Roster)
     plans: dict[int, Portions] = field(default_factory=dict)
     next_step: int = 0
     events: list[MixtureEvent] = field(default_factory=list)
@@ -93,9 +95,9 @@ class RunRecord:
     num_casts: int = 0
 
     @property
-    def finished(self) -> frozenset[int]:
+    def finished(self) -> AbstractSet[int]:
         """Ranks that are done with the pass."""
-        return frozenset(self.passes.finished)
+        return self.passes.finished
 
     @property
     def low(self) -> Watermark:
@@ -248,17 +250,13 @@ class RunRecord:
 
     def is_actor(self, incarnation: str) -> bool:
         """Whether this is the present life of the planner or of a constructor."""
-        owners = [*self.constructors.values(), *([self.planner] if self.planner else [])]
-        return any(owner.incarnation == incarnation for owner in owners)
-
-    def buckets_of(self, incarnation: str) -> tuple[int, ...] | None:
-        """Return the buckets that a constructor serves, None if this is not its present life."""
-        return next((p for p, o in self.constructors.items() if o.incarnation == incarnation), None)
+        if self.planner is not None and self.planner.incarnation == incarnation:
+            return True
+        return self.constructors.buckets_of(incarnation) is not None
 
     def constructor_of(self, rank: int) -> Owner | None:
         """Return the constructor that serves a rank, None while there is none."""
-        bucket = self.bucket_of(rank)
-        return next((o for part, o in self.constructors.items() if bucket in part), None)
+        return self.constructors.of_bucket(self.bucket_of(rank))
 
     def bucket_of(self, rank: int) -> int:
         """Return the bucket that a rank consumes."""
@@ -288,18 +286,20 @@ class RunRecord:
                 remedy="Check ClientPlaceTree(dp=, pp=, cp=, tp=) and the launcher's world size.",
             )
 
-    def leave(self, rank: int, token: str) -> None:
-        """Give a rank back."""
-        if self.claims.holds(rank, token):
+    def leave(self, rank: int, token: str) -> bool:
+        """Give a rank back; return whether this trainer had it."""
+        if held := self.claims.holds(rank, token):
             self._free(rank)
+        return held
 
-    def drop_client(self, client: str) -> None:
-        """Free the ranks of a trainer that is gone."""
+    def drop_client(self, client: str) -> list[int]:
+        """Free the ranks of a trainer that is gone, and return them."""
         lost = self.claims.of_client(client)
         for rank in lost:
             self._free(rank)
         if lost and not self.claims:
             self.passes.level(range(self.topology.world_size))
+        return lost
 
     def _free(self, rank: int) -> None:
         """Free a rank, and forget where its trainer wanted to go back to."""
