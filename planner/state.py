@@ -7,8 +7,9 @@ the schedules it fixes everything that follows.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,33 @@ def events_in(state: str) -> list[tuple[int, dict[str, float]]]:
     # Whatever is before it are numbers by source, also where a source is called so.
     events, _ = json.JSONDecoder().raw_decode(state, state.index(f"{mark}[") + len(mark))
     return [(step, weights) for step, weights in events]
+
+
+class SourcesIn(Mapping[str, SourceState]):
+    """The sources in the JSON of a state, each read when it is asked for.
+
+    Parameters
+    ----------
+    state
+        JSON as `PlannerState` writes it.
+    """
+
+    def __init__(self, state: str) -> None:
+        self._state = state
+
+    @cached_property
+    def _data(self) -> Mapping[str, Any]:
+        data: Mapping[str, Any] = json.loads(self._state)["sources"]
+        return data
+
+    def __getitem__(self, name: str) -> SourceState:
+        return _source_from_dict(self._data[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
 
 
 def check_lanes(state: PlannerState, lanes: Mapping[str, int]) -> PlannerState:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from megadask.planner.ledger import Ledger
 from megadask.planner.plan import Plan
-from megadask.planner.state import PlannerState
+from megadask.planner.state import PlannerState, SourcesIn
 
 Marks = Mapping[int, tuple[int, int]]  # rank to the first (step, microbatch) not acknowledged
 
@@ -40,8 +40,7 @@ class Delivered:
 
     def plan(self, plan: Plan) -> None:
         """Enter a plan that was committed."""
-        state = PlannerState.from_json(plan.state)
-        self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0, state)
+        self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0, SourcesIn(plan.state))
 
     def fill(self, plan: Plan, rows: Sequence[int]) -> None:
         """Enter spans of a plan that a filler stands in for."""
