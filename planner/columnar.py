@@ -14,6 +14,7 @@ from megadask.planner.metadata import Metadata, Ragged
 
 _ITEMS = "items:"
 _PART = "part:"
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow IPC stream
 
 
 def write(
@@ -29,19 +30,65 @@ def write(
     """
     import pyarrow as pa
 
+    batch = _batch(table, _metadata(kind, version, header, parts or {}))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+class Cutter:
+    """Writes parts of one table, some rows each; `read` reads them.
+
+    For many small parts: what all of them have in common is made once.
+
+    Parameters
+    ----------
+    kind, version, table, header
+        As of `write`.
+    """
+
+    def __init__(self, kind: str, version: int, table: Metadata, header: Mapping[str, Any]) -> None:
+        names_of: dict[Any, list[str]] = {}
+        for name, column in table.columns.items():
+            names_of.setdefault(column.dtype, []).append(name)
+        # A row of a block lies together: columns apart would be gathered one by one.
+        self._blocks = [
+            (names, np.stack([table[name] for name in names], axis=1))
+            for names in names_of.values()
+        ]
+        self._empty = table.take(np.empty(0, np.int64))
+        self._ragged = table.ragged
+        self._metadata = _metadata(kind, version, header, {})
+        self._schema: bytes = _batch(self._empty, self._metadata).schema.serialize().to_pybytes()
+
+    def cut(self, rows: NDArray[np.int64]) -> bytes:
+        """Return some rows as `write` would."""
+        columns = dict(self._empty.columns)  # in their order
+        for names, block in self._blocks:
+            columns.update(zip(names, np.ascontiguousarray(block[rows].T), strict=True))
+        ragged = {name: items.take(rows) for name, items in self._ragged.items()}
+        batch = _batch(Metadata(columns, ragged), self._metadata)
+        return self._schema + bytes(batch.serialize()) + _END
+
+
+def _metadata(
+    kind: str, version: int, header: Mapping[str, Any], parts: Mapping[str, bytes]
+) -> dict[str, Any]:
+    head = json.dumps({"kind": kind, "version": version, **header})
+    return {"megadask": head, **{f"{_PART}{name}": data for name, data in parts.items()}}
+
+
+def _batch(table: Metadata, metadata: Mapping[str, Any]) -> Any:
+    """Return a table as an Arrow record batch."""
+    import pyarrow as pa
+
     arrays: dict[str, Any] = {name: pa.array(column) for name, column in table.columns.items()}
     for name, ragged in table.ragged.items():
         arrays[f"{_ITEMS}{name}"] = pa.LargeListArray.from_arrays(
             pa.array(ragged.offsets), pa.array(ragged.lengths_I)
         )
-    head = json.dumps({"kind": kind, "version": version, **header})
-    metadata: dict[str, Any] = {"megadask": head}
-    metadata |= {f"{_PART}{name}": data for name, data in (parts or {}).items()}
-    batch = pa.RecordBatch.from_pydict(arrays).replace_schema_metadata(metadata)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
+    return pa.RecordBatch.from_pydict(arrays).replace_schema_metadata(metadata)
 
 
 def read(kind: str, version: int, data: bytes) -> tuple[Metadata, dict[str, Any], dict[str, bytes]]:

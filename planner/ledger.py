@@ -10,7 +10,6 @@ Axes: N rows of a table, S sources, U units, C counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,8 @@ COUNTS = ("planned", "delivered", "repeated", "lost", "skipped", "filtered", "un
 
 _RecordKey = tuple[int, int, int]  # epoch, lane, position
 #: Columns that are looked at.
-_USED = ("source", "epoch", "lane", "position", "start", "stop", "length", "tokens", "verdict")
+_SPAN = ("epoch", "lane", "position", "start", "stop", "length")
+_USED = ("source", *_SPAN, "tokens")
 
 
 class Ledger:
@@ -62,8 +62,7 @@ class Ledger:
         """
         self._sources = sources
         self._count("planned", table.take(fresh_N))
-        for name, part in self._by_source(table.take(~fresh_N)):
-            self._delivered[name].add_all(part)
+        self._enter(table.take(~fresh_N))
         filtered_N = passed["verdict"] == Verdict.FILTERED
         for verdict, mine_N in (("filtered", filtered_N), ("skipped", ~filtered_N)):
             for name, part in self._by_source(passed.take(mine_N)):
@@ -75,14 +74,11 @@ class Ledger:
 
     def deliver(self, table: Metadata, rows: NDArray[np.int64]) -> None:
         """Enter spans that every rank concerned has acknowledged."""
-        delivered = table.take(rows)
+        delivered = Metadata({name: table[name][rows] for name in _USED})
         self._count("delivered", delivered)
-        for name, part in self._by_source(delivered):
-            again_N = self._delivered[name].add_all(part)
-            if again_N.any():
-                self._count("repeated", part.with_columns(tokens=again_N).take(again_N > 0))
-            if part["epoch"].max() > self._delivered[name].first_epoch:
-                self._delivered[name].forget(self._sources[name])
+        again_N = self._enter(delivered)
+        if again_N.any():
+            self._count("repeated", delivered.with_columns(tokens=again_N).take(again_N > 0))
 
     def fill(self, table: Metadata) -> None:
         """Enter planned spans that a filler stands in for: their samples count as skipped, too."""
@@ -124,15 +120,41 @@ class Ledger:
         clean = total["samples"]["lost"] == 0 and total["spans"]["repeated"] == 0
         return {"sources": sources, "total": total, "ok": clean}
 
+    def _enter(self, table: Metadata) -> NDArray[np.int64]:
+        """Enter delivered spans; return (N,) how many tokens of each had been delivered before.
+
+        Samples that are whole and follow one another are entered together.
+        """
+        order_N = np.lexsort([table[name] for name in ("position", "lane", "epoch", "source")])
+        columns = {name: table[name][order_N] for name in _USED}
+        follows = np.diff(columns["position"]) == 1
+        for name in ("epoch", "lane", "source"):
+            follows &= np.diff(columns[name]) == 0
+        whole_N = columns["stop"] - columns["start"] == columns["length"]
+        follows &= whole_N[1:] & whole_N[:-1]
+        begin_n = np.flatnonzero(np.concatenate([[True], ~follows])[: len(order_N)])
+        count_n = np.diff(begin_n, append=len(order_N))
+        again_N = np.zeros(len(order_N), np.int64)
+        latest: dict[str, int] = {}  # epoch of each source
+        keys = [columns[key][begin_n].tolist() for key in ("source", "epoch", "lane", "position")]
+        keys += [begin_n.tolist(), count_n.tolist(), whole_N[begin_n].tolist()]
+        for source, epoch, lane, position, begin, count, whole in zip(*keys, strict=True):
+            name = self._names[source]
+            latest[name] = epoch
+            if whole and self._delivered[name].add_whole(epoch, lane, position, count):
+                continue
+            for row in range(begin, begin + count):
+                span = [int(columns[key][row]) for key in _SPAN]
+                again_N[order_N[row]] = self._delivered[name].add(*span)
+        for name, epoch in latest.items():
+            if epoch > self._delivered[name].first_epoch:
+                self._delivered[name].forget(self._sources[name])
+        return again_N
+
     def _by_source(self, table: Metadata) -> Iterable[tuple[str, Metadata]]:
         """Return the rows of each source that there are, in their order."""
-        if not table.num_rows:
-            return
-        order_N = np.argsort(table["source"], kind="stable")
-        columns = {name: table[name][order_N] for name in _USED}
-        for begin, end in _stretches(np.diff(columns["source"]) == 0):
-            name = self._names[int(columns["source"][begin])]
-            yield name, Metadata({key: column[begin:end] for key, column in columns.items()})
+        for source in np.unique(table["source"]).tolist():
+            yield self._names[source], table.take(table["source"] == source)
 
     def _count(self, count: str, table: Metadata) -> None:
         """Count the rows of a table."""
@@ -185,30 +207,15 @@ class _Delivered:
             own.done.add(position, position + 1)
         return again
 
-    def add_all(self, part: Metadata) -> NDArray[np.int64]:
-        """Enter spans of this source; return (N,) how many tokens of each had been delivered.
-
-        Samples that are whole and follow one another are entered together.
-        """
-        again_N = np.zeros(part.num_rows, np.int64)
-        order_N = np.lexsort((part["position"], part["lane"], part["epoch"]))
-        part = part.take(order_N)
-        follows = np.diff(part["position"]) == 1
-        for name in ("epoch", "lane"):
-            follows &= np.diff(part[name]) == 0
-        whole_N = part["stop"] - part["start"] == part["length"]
-        follows &= whole_N[1:] & whole_N[:-1]
-        spans = _spans(part)
-        for begin, end in _stretches(follows):
-            epoch, lane, position, *_ = spans[begin]
-            if end - begin > 1 and epoch >= self.first_epoch:
-                done = self._lane(epoch, lane).done
-                if not done.overlaps(position, position + end - begin):
-                    done.add(position, position + end - begin)
-                    continue
-            for row in range(begin, end):
-                again_N[order_N[row]] = self.add(*spans[row])
-        return again_N
+    def add_whole(self, epoch: int, lane: int, position: int, count: int) -> bool:
+        """Enter so many samples from a position on; False, and nothing, if some had been."""
+        if epoch < self.first_epoch:
+            return False
+        done = self._lane(epoch, lane).done
+        if done.overlaps(position, position + count):
+            return False
+        done.add(position, position + count)
+        return True
 
     def pass_over(self, record: _RecordKey) -> None:
         """Enter a record that is not to be delivered."""
@@ -263,12 +270,6 @@ def unread_records(
     return later + left + len(set(_ids(state.outstanding)))
 
 
-def _stretches(follows: NDArray[np.bool_]) -> Iterable[tuple[int, int]]:
-    """Return [begin, end) of rows that belong together; follows: (N - 1,) whether the next does."""
-    begins = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(follows) + 1]
-    return pairwise(begins)
-
-
 def _ends(state: SourceState, epoch: int) -> Sequence[int]:
     """Return how many records of each lane lie before the cursor; every epoch has the same."""
     if epoch == state.cursor[0]:
@@ -284,5 +285,4 @@ def _ids(table: Metadata) -> list[_RecordKey]:
 
 def _spans(table: Metadata) -> list[tuple[int, int, int, int, int, int]]:
     """Return (epoch, lane, position, start, stop, length) of every row."""
-    names = ("epoch", "lane", "position", "start", "stop", "length")
-    return list(zip(*(table[name].tolist() for name in names), strict=True))
+    return list(zip(*(table[name].tolist() for name in _SPAN), strict=True))

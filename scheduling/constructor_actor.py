@@ -317,7 +317,7 @@ class ConstructorActor:
             if news["generation"] != self._generation:
                 self._restart(news)
             for message in news["plans"]:
-                portion = Portion.read(message)
+                portion = Portion.read(message, tuple(self._spec.lanes))
                 plan = portion.plan
                 self._portions[plan.step] = portion
                 numbers = range(plan.first_microbatch, plan.num_microbatches)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +12,7 @@ from megadask.planner.draw import DrawRules
 from megadask.planner.ids import Verdict
 from megadask.planner.plan import Plan
 from megadask.scheduling.point import Point, verdicts_of
-from megadask.scheduling.portions import Portion, Portions, microbatches_of
+from megadask.scheduling.portions import Portion, Portions, microbatches_of, read_text
 from tests.fakes import Driver, MemorySource, Record, ok
 from tests.strategies import laws
 
@@ -44,7 +42,7 @@ def test_parts_tile_the_plan(plan: Plan, order: list[int], count: int) -> None:
     rows = []
     for first in range(count):
         buckets = order[first::count]
-        part = Portion.read(Portions(plan).of(buckets))
+        part = Portion.read(Portions(plan).of(buckets), plan.sources)
         rows += part.row_N.tolist()
         for bucket in buckets:
             for microbatch in range(plan.num_microbatches):
@@ -62,12 +60,12 @@ def test_parts_tile_the_plan(plan: Plan, order: list[int], count: int) -> None:
 @laws
 @given(st.sampled_from(PLANS), st.integers(0, NUM_BUCKETS - 1))
 def test_a_part_knows_of_the_whole_step(plan: Plan, bucket: int) -> None:
-    part = Portion.read(Portions(plan).of([bucket]))
+    part = Portion.read(Portions(plan).of([bucket]), plan.sources)
     assert part.plan.step == plan.step
     assert part.plan.num_microbatches == plan.num_microbatches > 1
     assert part.plan.assignment_digest == plan.assignment_digest
     assert part.facts["imbalance"] == plan.imbalance
-    text = json.loads(part.text.tobytes())
+    text = read_text(part.text.tobytes())
     assert text["state_after"] == plan.state
     for microbatch in range(1, plan.num_microbatches):
         made = Point.of(
