@@ -121,7 +121,7 @@ class ClientPlaceTree:
         num_buckets = self.num_buckets(axis)
         if not 0 <= bucket < num_buckets:
             raise ConfigError(f"bucket along {axis!r}", got=bucket, limit=f"0 to {num_buckets - 1}")
-        return [int(rank) for rank in np.flatnonzero(self._bucket_R(axis) == bucket)]
+        return list(_ranks(self, self.axes(axis))[bucket])
 
     def cp_slice(self, rank: int) -> tuple[int, int]:
         """Return (index, of): which of how many slices of a sequence a rank takes."""
@@ -330,6 +330,15 @@ class ClientPlaceTree:
     def _bucket_R(self, axis: Axis) -> NDArray[np.int64]:
         """(R,) the bucket of every rank."""
         return _buckets(self, self.axes(axis))
+
+
+@lru_cache(maxsize=64)
+def _ranks(tree: ClientPlaceTree, axes: tuple[str, ...]) -> list[list[int]]:
+    """Return the ranks of every bucket along some axes, rising."""
+    bucket_R = _buckets(tree, axes)
+    order_R = np.argsort(bucket_R, kind="stable")
+    ends = np.cumsum(np.bincount(bucket_R))[:-1]
+    return [ranks.tolist() for ranks in np.split(order_R, ends)]
 
 
 @lru_cache(maxsize=64)

@@ -14,8 +14,15 @@ from megadask.scheduling.record import RunRecord
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run
 from megadask.scheduling.splitting import Part, level, resplit, spread
+from megadask.scheduling.wire import side_by_side
 
 logger = logging.getLogger(__name__)
+
+#: Starts a role and returns who holds it.
+Start = Callable[[], Awaitable[Owner]]
+
+#: Roles that are started at a time.
+MOST_STARTS = 32
 
 
 class Custody:
@@ -30,6 +37,7 @@ class Custody:
             workers = self._roles.workers()
             record, header = run.record, run.header
             used: dict[str, int] = {}
+            starts: dict[tuple[str, Part], Start] = {}
             for source, lanes in record.lanes.items():
                 count = min(header["loaders"][source], lanes)
                 weight = max(1, header["source_bytes"][source] // count)
@@ -37,7 +45,8 @@ class Custody:
                     used[worker] = used.get(worker, 0) + weight
                     part = tuple(range(first, lanes, count))
                     start = partial(self._new_loader, run, source, part)
-                    record.loaders[source, part] = await self._cast(run, start, worker)
+                    starts[source, part] = partial(self._cast, run, start, worker)
+            await side_by_side(starts, MOST_STARTS, record.loaders)
             await self._tend(run)
             await self._cast_actors(run, workers)
 
@@ -175,10 +184,12 @@ class Custody:
         buckets = range(record.topology.num_buckets(record.axis))
         count = min(run.header["constructors"], len(buckets))
         places = spread([1] * (count + 1), workers, {})
+        starts: dict[Part, Start] = {}
         for first in range(count):
             part = tuple(buckets[first::count])
             start = partial(self._new_constructor, run, part)
-            record.constructors[part] = await self._cast(run, start, places[first])
+            starts[part] = partial(self._cast, run, start, places[first])
+        await side_by_side(starts, MOST_STARTS, record.constructors)
         record.planner = await self._cast(run, partial(self._new_planner, run), places[count])
         run.bump()
 
