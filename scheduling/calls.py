@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from megadask.planner.errors import StateError
 from megadask.scheduling.errors import StaleError
 from megadask.scheduling.point import Point
 from megadask.scheduling.roles import actor_key
@@ -17,6 +18,10 @@ from megadask.scheduling.run import Run
 
 logger = logging.getLogger(__name__)
 
+#: How long a trainer waits for its constructor's answer before it looks whether that is the same
+#: still; and how many trainers may look in a second, of however many that wait.
+LISTEN_S = 2.0
+MOST_LOOKS = 500
 #: How long an actor that the record does not know yet may be one that is just being started.
 START_GRACE_S = 5.0
 
@@ -198,19 +203,25 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
         "components": run.header["components"],
         "restart": run.header["restart"],
         "pass": run.record.passes.next_of(rank),
-        "beginning": run.header["origin"],
+        "beginning": run.beginning.packed,
         "place": place(run, rank),
         **standing(run, rank),
     }
 
 
 async def look(
-    run: Run, rank: int, token: str, step: int, lost: str | None, wait_s: float
+    run: Run,
+    rank: int,
+    token: str,
+    step: int,
+    lost: str | None,
+    with_point: bool,
+    wait_s: float,
 ) -> dict[str, Any]:
     """Tell a trainer where its rank stands, who serves it now, and what holds it up.
 
     step: the one that it wants to read. lost: a constructor that does not answer the trainer; one
-    in its place is waited for.
+    in its place is waited for. with_point: whether it is to know the point, too, which is large.
     """
 
     def is_served() -> bool:
@@ -219,11 +230,11 @@ async def look(
         owner = run.record.constructor_of(rank)
         return owner is not None and actor_key(owner.incarnation) != lost
 
-    await run.changed.wait_until(lambda: run.over or is_served(), wait_s)
+    await run.turned.wait_until(lambda: run.over or is_served(), wait_s)
     if run.over:
         return run.farewell()
     run.record.claims.check(rank, token)
-    return {"holdup": holdup(run, step), **standing(run, rank)}
+    return {"holdup": holdup(run, step), **standing(run, rank, with_point=with_point)}
 
 
 async def holds(run: Run, rank: int, token: str) -> bool:
@@ -239,7 +250,7 @@ async def leave(run: Run, rank: int, token: str) -> None:
 
 
 async def rewind(
-    run: Run, rank: int, token: str, point: str, refusals: int, wait_s: float
+    run: Run, rank: int, token: str, point: bytes, refusals: int, wait_s: float
 ) -> dict[str, Any]:
     """Take a trainer back to a point, with all other ranks.
 
@@ -250,7 +261,7 @@ async def rewind(
     if run.over or run.error is not None:
         return run.farewell()
     agreement = record.agreement
-    asked = Point.from_json(point)
+    asked = Point.unpack(point)
     if refusals < 0:
         refusals = agreement.num_refusals
     if agreement.num_refusals != refusals:
@@ -258,17 +269,18 @@ async def rewind(
     generation = record.generation
     try:
         opens = record.rewind(rank, token, asked, waits=wait_s > 0)
-    finally:
-        run.changed.set()  # others may wait for this rank to ask, or to be refused
+    except StateError:
+        run.turned.set()  # others that wait are refused, too
+        raise
     try:
         if opens:
             await run.open_generation(asked)
 
         def is_done() -> bool:
-            opened = record.generation != generation and record.origin == asked
+            opened = record.generation != generation and record.origin.digest == asked.digest
             return opened or record.may_go_on(rank, asked)
 
-        await run.changed.wait_until(
+        await run.turned.wait_until(
             lambda: run.over or agreement.num_refusals != refusals or is_done(), wait_s
         )
     finally:
@@ -285,7 +297,7 @@ async def begin_pass(run: Run, rank: int, token: str, number: int, wait_s: float
     """Let a trainer begin a pass, once all ranks are done with the one before."""
     record = run.record
     record.claims.check(rank, token)
-    await run.changed.wait_until(
+    await run.turned.wait_until(
         lambda: run.over or run.error is not None or record.pass_number == number, wait_s
     )
     if run.over or run.error is not None:
@@ -313,10 +325,10 @@ def holdup(run: Run, step: int) -> str:
     """Return what a rank that waits for a microbatch of a step waits for, as far as it is known."""
     record = run.record
     lead = int(run.header["lead_steps"])
-    slowest = min(record.watermarks, key=lambda r: record.watermarks[r])
-    low = record.watermarks[slowest]
     if step < record.next_step:
         return "the payload, which its constructor waits for"
+    slowest = record.watermarks.slowest
+    low = record.watermarks[slowest]
     if not record.ended and record.next_step - low[0] > lead:
         return (
             f"rank {slowest}, which has acknowledged what is before step {low[0]}, microbatch "
@@ -337,10 +349,11 @@ def place(run: Run, rank: int) -> dict[str, Any]:
         "keys": run.header["keys"],
         "collates": run.header["collates"],
         "lead_steps": run.header["lead_steps"],
+        "listen_s": max(LISTEN_S, tree.world_size / MOST_LOOKS),
     }
 
 
-def standing(run: Run, rank: int) -> dict[str, Any]:
+def standing(run: Run, rank: int, *, with_point: bool = True) -> dict[str, Any]:
     """Return where a rank stands and who serves it."""
     record = run.record
     mark = record.watermarks[rank]
@@ -349,7 +362,7 @@ def standing(run: Run, rank: int) -> dict[str, Any]:
         "generation": record.generation,
         "origin": record.origin.digest,
         "mark": list(mark),
-        "point": record.point_at(mark).to_json(),
+        "point": record.point_at(mark).packed if with_point else None,
         "constructor": actor_key(owner.incarnation) if owner else None,
     }
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from megadask.planner.errors import ConfigError
@@ -41,6 +42,10 @@ class Run:
         Writes the journal, if there is one.
     active
         Whether the planner may plan; a pipeline that restarts rests between its passes.
+    changed
+        Wakes those who wait for anything, with every change; not for what ranks wait in thousands.
+    turned
+        Wakes those who wait for what concerns all ranks: roles, generations, passes, the end.
     bulletin
         What constructors have to hear of.
     commits
@@ -67,6 +72,7 @@ class Run:
     checkpoint: Checkpoint | None
     active: bool
     changed: Signal = field(default_factory=Signal)
+    turned: Signal = field(default_factory=Signal)
     bulletin: Bulletin = field(default_factory=Bulletin)
     commits: asyncio.Lock = field(default_factory=asyncio.Lock)
     custody: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -96,6 +102,12 @@ class Run:
         """Tell everybody who waits that something changed."""
         self.bulletin.change()
         self.changed.set()
+        self.turned.set()
+
+    @cached_property
+    def beginning(self) -> Point:
+        """Where the pipeline begins, and each of its passes."""
+        return Point.from_json(self.header["origin"])
 
     def bump_for(self, rank: int) -> None:
         """Tell everybody who waits of a change that only one rank's constructor has to hear of."""
@@ -242,7 +254,7 @@ class Run:
             if self.record.pass_number == self.record.passes.current:
                 return  # somebody else was quicker
             self.active = False
-            await self._open(Point.from_json(self.header["origin"]))
+            await self._open(self.beginning)
         self.bump()
 
     async def _open(self, origin: Point) -> None:
