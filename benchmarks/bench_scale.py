@@ -30,6 +30,7 @@ from reporting import Report, arguments, progress
 import megadask as md
 from megadask.scheduling import roles
 from megadask.scheduling.constructor_actor import ConstructorActor
+from megadask.scheduling.errors import unpack_error
 from megadask.scheduling.planner_actor import PlannerActor
 from megadask.scheduling.reading import Shard
 from megadask.scheduling.run import Run
@@ -298,8 +299,10 @@ def join(cluster: LocalCluster, client: Client, service: md.Service, ranks: int)
 
 def reach(cluster: LocalCluster, service: md.Service, step: int) -> None:
     """Wait until so many steps are committed."""
-    deadline = time.monotonic() + WAIT_S
-    while committed(cluster, service) < step:
+    deadline, run = time.monotonic() + WAIT_S, run_of(cluster, service)
+    while run.record.next_step < step:
+        if run.error is not None:
+            raise unpack_error(run.error)
         if time.monotonic() > deadline:
             raise TimeoutError(f"step {step} was not planned within {WAIT_S:g} s")
         time.sleep(0.02)
@@ -312,11 +315,6 @@ def run_of(cluster: LocalCluster, service: md.Service) -> Run:
     return run
 
 
-def committed(cluster: LocalCluster, service: md.Service) -> int:
-    """Return how many steps are committed."""
-    return run_of(cluster, service).record.next_step
-
-
 def look(cluster: LocalCluster, client: Client, service: md.Service) -> dict[str, Any]:
     """Return where everybody stands."""
     found: dict[str, Any] = {"workers_cpu_s": 0.0}
@@ -325,7 +323,7 @@ def look(cluster: LocalCluster, client: Client, service: md.Service) -> dict[str
         found |= one
     return found | {
         "seconds": time.perf_counter(),
-        "step": committed(cluster, service),
+        "step": run_of(cluster, service).record.next_step,
         "scheduler_cpu_s": cpu_s(os.getpid()),
     }
 

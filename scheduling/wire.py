@@ -46,13 +46,12 @@ async def within(seconds: float, awaitable: Awaitable[T], what: str) -> T:
 async def side_by_side(
     works: Mapping[K, Callable[[], Awaitable[T]]], most: int, done: MutableMapping[K, T]
 ) -> None:
-    """Carry out works, so many at a time, and put what they return into ``done``, in their order.
+    """Carry out works, so many at a time, and put what each returns into ``done`` at once.
 
-    After one has failed no other is begun. Those that are under way go on to their end, and are
-    done, too; then the first error is raised.
+    In the end they are there in the order of the works. After one has failed no other is begun.
+    Those that are under way go on to their end, and are done, too; then the first error is raised.
     """
     room = asyncio.Semaphore(most)
-    results: dict[K, T] = {}
     errors: list[BaseException] = []
 
     async def carry_out(key: K) -> None:
@@ -60,14 +59,14 @@ async def side_by_side(
             if errors:
                 return
             try:
-                results[key] = await works[key]()
+                done[key] = await works[key]()
             except Exception as error:
                 errors.append(error)
 
-    try:
-        await asyncio.gather(*map(carry_out, works))
-    finally:
-        done.update((key, results[key]) for key in works if key in results)
+    await asyncio.gather(*map(carry_out, works))
+    for key in works:
+        if key in done:
+            done[key] = done.pop(key)
     if errors:
         raise errors[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -55,6 +57,19 @@ def test_parts_tile_the_plan(plan: Plan, order: list[int], count: int) -> None:
                         part.plan.table[name][mine], plan.table[name][whole]
                     )
     assert sorted(rows) == list(range(plan.table.num_rows))
+
+
+@laws
+@given(st.sampled_from(PLANS), st.sets(st.integers(0, 1000)))
+def test_rows_are_cut_as_they_would_be_written(plan: Plan, numbers: set[int]) -> None:
+    rows = np.array(sorted({number % plan.table.num_rows for number in numbers}), np.int64)
+    placed = ("bucket", "microbatch", "pack", "offset")
+    part = replace(
+        plan,
+        table=plan.table.take(rows),
+        **{f"{name}_N": getattr(plan, f"{name}_N")[rows] for name in placed},
+    )
+    assert plan.cutter().cut(rows) == part.to_arrow()
 
 
 @laws
