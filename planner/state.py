@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,12 @@ class LaneCursor:
         return cls(position=position + 1, shard=shard, row=row + 1)
 
 
+@lru_cache(maxsize=1)
+def _none_outstanding() -> Metadata:
+    """Return the table of a source that owes nothing, the same one for all sources."""
+    return with_waits(empty_spans(), 0)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SourceState:
     """How far one source has been drawn.
@@ -67,7 +73,7 @@ class SourceState:
 
     cursor: Cursor = (0, 0, 0, 0)
     lanes: tuple[LaneCursor, ...]
-    outstanding: Metadata = field(default_factory=lambda: with_waits(empty_spans(), 0))
+    outstanding: Metadata = field(default_factory=_none_outstanding)
     lengths: tuple[int, ...] = ()
     ended: bool = False
 

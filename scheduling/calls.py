@@ -157,11 +157,17 @@ async def filled(run: Run, incarnation: str, generation: int, step: int, rows: l
         run.record.fill(generation, step, rows)
 
 
-async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
-    """Tell a planner or constructor who owns which lanes."""
+async def owners(run: Run, newer_than: int, num_casts: int, wait_s: float) -> dict[str, Any]:
+    """Tell a planner or constructor who owns which lanes, if it does not know of all changes.
+
+    Who waits long for a loader asks often; and the loaders may be a thousand.
+    """
     await run.changed.wait_until(lambda: run.version > newer_than, wait_s)
     run.check_open()
     record = run.record
+    known = {"version": run.version, "num_casts": record.num_casts}
+    if num_casts == record.num_casts:
+        return known
     loaders: dict[str, list[list[Any]]] = {source: [] for source in record.lanes}
     shadows: dict[str, list[list[Any]]] = {source: [] for source in record.lanes}
     for (source, lanes), owner in record.loaders.items():
@@ -169,12 +175,7 @@ async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
     for (source, lanes), standbys in record.shadows.items():
         for owner in standbys:
             shadows[source].append([list(lanes), owner.address, owner.incarnation])
-    return {
-        "version": run.version,
-        "num_casts": record.num_casts,
-        "loaders": loaders,
-        "shadows": shadows,
-    }
+    return {**known, "loaders": loaders, "shadows": shadows}
 
 
 async def shadow_differs(run: Run, incarnation: str, shadow: str, what: str) -> None:
@@ -184,6 +185,7 @@ async def shadow_differs(run: Run, incarnation: str, shadow: str, what: str) -> 
     if owner is not None:
         logger.error("%s: a shadow on %s was dropped: %s", run.name, owner.address, what)
         run.dropped.append(owner)
+        run.record.num_casts += 1
         run.record.note("shadow dropped", worker=owner.address, reason=what)
         run.bump()
 

@@ -77,8 +77,7 @@ class Custody:
             record = run.record
             await asyncio.gather(
                 self.stop(run, self.dismiss(run)),
-                *(self._roles.stop_loader(owner) for owner in record.loaders.values()),
-                *(self._roles.stop_loader(o) for own in record.shadows.values() for o in own),
+                self._roles.stop_loaders(loaders_of(record)),
                 self._close_dropped(run),
             )
             record.loaders.clear()
@@ -283,6 +282,7 @@ class Custody:
         record, promoted = run.record, []
         for key, standbys in record.shadows.items():
             record.shadows[key] = [owner for owner in standbys if owner.address != worker]
+            record.num_casts += len(standbys) - len(record.shadows[key])
         for key, owner in list(record.loaders.items()):
             if owner.address == worker and record.shadows.get(key):
                 now = record.loaders[key] = record.shadows[key].pop(0)

@@ -114,9 +114,12 @@ class Partners:
         await asyncio.shield(self._asking)
 
     async def _ask_owners(self) -> None:
-        reply = await self.supervisor("owners", newer_than=self._version, wait_s=1.0)
+        known = {"newer_than": self._version, "num_casts": self._num_casts}
+        reply = await self.supervisor("owners", wait_s=1.0, **known)
         self._version, self._num_casts = reply["version"], reply["num_casts"]
-        self._loaders, self._shadows = _addresses(reply["loaders"]), _addresses(reply["shadows"])
+        if "loaders" in reply:
+            self._loaders = _addresses(reply["loaders"])
+            self._shadows = _addresses(reply["shadows"])
 
     def shadows(self, source: str) -> list[LoaderAddress]:
         """Return the standbys of a source, as far as they are known."""

@@ -130,7 +130,8 @@ class RunRecord:
         self.unread = {}
         self.next_step = origin.step
         self.watermarks = Marks(self.topology.world_size, (origin.step, origin.microbatch))
-        self._state_before = {origin.step: origin.state}
+        # Where ranks may stand: before whole steps, and what was asked for of places inside.
+        self._points = {(origin.step, 0): Point(step=origin.step, state=origin.state)}
         buckets = range(self.topology.num_buckets(self.axis))
         self._delivered = Delivered(
             # The pipeline may have sources that the state does not know.
@@ -177,7 +178,7 @@ class RunRecord:
         plan = Plan.from_arrow(data)
         self.plans[step] = Portions(plan)
         self.next_step = step + 1
-        self._state_before[step + 1] = plan.state
+        self._points[step + 1, 0] = Point(step=step + 1, state=plan.state)
         self._delivered.plan(plan)
         self.draw_digest = chain(self.draw_digest, plan.draw_digest)
         self.assignment_digest = chain(self.assignment_digest, plan.assignment_digest)
@@ -232,7 +233,7 @@ class RunRecord:
         self.agreement = Agreement(self.name, topology.world_size)
         self.passes = Passes(topology.world_size)
         self.hold = None
-        self.open_generation(Point(step=step, state=self._state_before[step]))
+        self.open_generation(self._points[step, 0])
 
     def note(self, what: str, **facts: Any) -> None:
         """Add to the news; the oldest go."""
@@ -332,10 +333,10 @@ class RunRecord:
         """
         self._delivered.deliver(self._open_plans, self.watermarks)
         held, low = self.watermarks.steps, self.low[0]
-        for step in [step for step in self._state_before if step < low and step not in held]:
-            if not self.is_end(step):
-                self.plans.pop(step, None)
-                del self._state_before[step]
+        for mark in [mark for mark in self._points if mark[0] < low and mark[0] not in held]:
+            if not self.is_end(mark[0]):
+                self.plans.pop(mark[0], None)
+                del self._points[mark]
 
     def _is_committed(self, mark: Watermark) -> bool:
         """Whether the committed plans have a place like this."""
@@ -348,9 +349,8 @@ class RunRecord:
     @property
     def planner_point(self) -> Point:
         """Where a planner takes up the generation."""
-        if self.next_step == self.origin.step:
-            return self.origin
-        return Point(step=self.next_step, state=self._state_before[self.next_step])
+        begins = self.next_step == self.origin.step
+        return self.origin if begins else self._points[self.next_step, 0]
 
     def point_at(self, mark: Watermark) -> Point:
         """Return the resumable point of a watermark.
@@ -358,12 +358,12 @@ class RunRecord:
         That of a rank which is done with its pass may be freed; then it can only begin anew.
         """
         step, microbatch = mark
-        state = self._state_before.get(step)
-        if state is None or mark == (self.origin.step, self.origin.microbatch):
+        before = self._points.get((step, 0))
+        if before is None or mark == (self.origin.step, self.origin.microbatch):
             return self.origin
-        if microbatch == 0:
-            return Point(step=step, state=state)
-        return Point.inside(self.plans[step].plan, state, microbatch)
+        if mark not in self._points:  # kept, as it is told all ranks
+            self._points[mark] = Point.inside(self.plans[step].plan, before.state, microbatch)
+        return self._points[mark]
 
     # Going back -------------------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ class Roster(MutableMapping[tuple[int, ...], Owner]):
         return self._owners[part]
 
     def __setitem__(self, part: tuple[int, ...], owner: Owner) -> None:
-        if part in self:
-            del self[part]
+        before = self._owners.get(part)
+        if before is not None:
+            del self._part_of_life[before.incarnation]
         self._owners[part] = owner
         self._part_of_bucket |= dict.fromkeys(part, part)
         self._part_of_life[owner.incarnation] = part
