@@ -180,7 +180,7 @@ class Plan(PlanView):
         return columnar.write("plan", VERSION, self._table, self._header, parts)
 
     def cutter(self) -> columnar.Cutter:
-        """Return what writes plans of some rows each, as `to_arrow` would; there is no routing."""
+        """Return what writes plans of some rows each, for `from_cut`; there is no routing."""
         assert not self.routing
         return columnar.Cutter("plan", VERSION, self._table, self._header)
 
@@ -204,6 +204,18 @@ class Plan(PlanView):
     def from_arrow(cls, data: bytes) -> Plan:
         """Read a plan back. Raises StateError for another version."""
         table, header, parts = columnar.read("plan", VERSION, data)
+        routing = {name: Routing.from_arrow(part) for name, part in parts.items()}
+        return cls._from(table, header, routing)
+
+    @classmethod
+    def from_cut(cls, data: bytes) -> Plan:
+        """Read what `cutter` wrote. Raises StateError for another version."""
+        return cls._from(*columnar.read_cut("plan", VERSION, data), {})
+
+    @classmethod
+    def _from(
+        cls, table: Metadata, header: Mapping[str, Any], routing: Mapping[str, Routing]
+    ) -> Plan:
         columns = dict(table.columns)
         placed: dict[str, Any] = {f"{name}_N": columns.pop(f"plan:{name}") for name in _PLACED}
         plain = {name: header[name] for name in _PLAIN}
@@ -213,7 +225,7 @@ class Plan(PlanView):
             mixture=header["mixture"],
             passed=table_from_json(header["passed"]),
             speeds=None if header["speeds"] is None else np.array(header["speeds"], np.float64),
-            routing={name: Routing.from_arrow(part) for name, part in parts.items()},
+            routing=routing,
             **placed,
             **{**plain, "sources": tuple(plain["sources"])},
         )

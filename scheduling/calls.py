@@ -112,7 +112,7 @@ async def plans(
     if buckets is None:
         run.bulletin.forget(incarnation)
         raise StaleError(f"{record.name}: this constructor was replaced", got=incarnation)
-    ranks = [rank for bucket in buckets for rank in record.topology.ranks_of(bucket, record.axis)]
+    ranks = [rank for bucket in buckets for rank in record.ranks_of_bucket[bucket]]
     first = from_step if generation == record.generation else 0
     return {
         "status": "plans",

@@ -47,8 +47,9 @@ class Portion:
     @classmethod
     def read(cls, message: Mapping[str, bytes], sources: Sequence[str]) -> Portion:
         """Read what `Portions.of` has made; sources: their names, which every plan has alike."""
+        read = Plan.from_cut if "cut" in message else Plan.from_arrow
         return cls(
-            plan=replace(Plan.from_arrow(message["plan"]), sources=tuple(sources)),
+            plan=replace(read(message.get("cut") or message["plan"]), sources=tuple(sources)),
             row_N=np.frombuffer(message["rows"], np.int64),
             facts=json.loads(message["facts"]),
             text=np.frombuffer(message["text"], np.uint8),
@@ -73,7 +74,7 @@ class Portions:
         order_N, first_B = self._by_bucket
         runs = [order_N[first_B[bucket] : first_B[bucket + 1]] for bucket in buckets]
         row_N = np.sort(np.concatenate(runs))
-        return {"plan": self._cutter.cut(row_N), "rows": row_N.tobytes(), **said}
+        return {"cut": self._cutter.cut(row_N), "rows": row_N.tobytes(), **said}
 
     @cached_property
     def _bare(self) -> Plan:

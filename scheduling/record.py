@@ -133,12 +133,10 @@ class RunRecord:
         # Where ranks may stand: before whole steps, and what was asked for of places inside.
         self._points = {(origin.step, 0): Point(step=origin.step, state=origin.state)}
         buckets = range(self.topology.num_buckets(self.axis))
-        self._delivered = Delivered(
-            # The pipeline may have sources that the state does not know.
-            check_lanes(PlannerState.from_json(origin.state), self.lanes),
-            [self.topology.ranks_of(bucket, self.axis) for bucket in buckets],
-            self.watermarks,
-        )
+        self.ranks_of_bucket = [self.topology.ranks_of(one, self.axis) for one in buckets]
+        # The pipeline may have sources that the state does not know.
+        sources = check_lanes(PlannerState.from_json(origin.state), self.lanes)
+        self._delivered = Delivered(sources, self.ranks_of_bucket, self.watermarks)
 
     @property
     def ended(self) -> bool:
