@@ -11,7 +11,8 @@ Reading: inside a loader, no Dask
   reading.py             what loaders and readers agree on
 
 Batches: inside a constructor
-  constructor_actor.py   builds the batches of some buckets; shelf.py buffers, reach.py holds back
+  constructor_actor.py   builds the batches of some buckets; shelf.py buffers, reach.py holds back,
+                         heard.py knows what is acknowledged
   gather.py              payload from the loaders; item_delivery.py, items.py, item_payload.py
   building.py            from payload to what ranks get: assemble.py, collate.py, stages.py
   handing.py             hands out each share.py; delivery.py, how a trainer is answered

@@ -111,6 +111,8 @@ class Partners:
         """
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_owners())
+            # Who waits for it may be cancelled before it fails, as at the end of a service.
+            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._asking)
 
     async def _ask_owners(self) -> None:
