@@ -172,7 +172,7 @@ class SilentConstructor(ConstructorActor):
             if step is not None:
                 mark: Slot = (step + 1, 0)
                 for rank in self._bucket_of:
-                    self._marks[rank] = max(mark, self._marks[rank])
+                    self._heard.hear(rank, mark)
                 self._free()
 
     def _next_step(self) -> int | None:
