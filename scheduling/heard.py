@@ -10,8 +10,9 @@ from megadask.scheduling.marks import Watermark
 class Heard:
     """Watermarks of some ranks, and what the supervisor knows of them.
 
-    It needs to know at once when all ranks are done with a step, for the planner may go on then, or
-    where somebody waits for it to know. The rest may wait, and is told together.
+    It needs to know at once when all ranks are done with a step, for the planner may go on then;
+    when a rank leaves the place where it began, for others may ask to begin there anew; or where
+    somebody waits for it to know. The rest may wait, and is told together.
 
     Attributes
     ----------
@@ -25,11 +26,12 @@ class Heard:
         self.marks: dict[int, Watermark] = {}
         self.finished: set[int] = set()
         self._reported: dict[int, Watermark] = {}
+        self._begun: dict[int, Watermark] = {}
         self._is_pressed = False
 
     def restart(self, marks: Mapping[int, Watermark]) -> None:
         """Begin anew with what the supervisor says."""
-        self.marks, self._reported = dict(marks), dict(marks)
+        self.marks, self._reported, self._begun = dict(marks), dict(marks), dict(marks)
 
     def hear(self, rank: int, mark: Watermark) -> bool:
         """Take a rank's word; return whether it is news."""
@@ -53,7 +55,13 @@ class Heard:
     def is_due(self) -> bool:
         """Whether the supervisor is to know at once."""
         low, told = self._low(self.marks), self._low(self._reported)
-        return self._is_pressed or (low is not None and told is not None and low[0] > told[0])
+        is_over = low is not None and told is not None and low[0] > told[0]
+        return self._is_pressed or is_over or any(map(self._leaves, self.marks))
+
+    def _leaves(self, rank: int) -> bool:
+        """Whether a rank has left its beginning, and the supervisor does not know."""
+        begun = self._begun.get(rank)
+        return self.marks[rank] != begun and self._reported.get(rank) == begun
 
     def report(self) -> dict[int, Watermark]:
         """Return the news, which the supervisor is told now."""
