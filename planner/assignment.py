@@ -27,6 +27,10 @@ from megadask.planner.problem import Ints, Problem, Sync, placed_costs, slowest,
 from megadask.planner.refine import Exchange, Room
 from megadask.planner.swaps import swap
 
+#: Microbatches that are that even are even enough: ranks meet once a step, where buckets count, or
+#: at every microbatch, where what is left of this is lost among what cannot be evened out.
+_MICROBATCH_EVEN_BITS = 9
+
 
 def assignment(problem: Problem, rounds: int = 64) -> Ints:
     """Refine the best cheap placement: buckets first, then microbatches.
@@ -105,6 +109,7 @@ def _divided(
         least=_least_of_microbatches(problem, dealt_N * problem.num_packs),
         most=most_of_microbatch,
         base_FP=base_BM.reshape(-1, 1),
+        even_bits=_MICROBATCH_EVEN_BITS,
     )
     _exchange(microbatches, rounds)
     return [
@@ -168,6 +173,7 @@ def _packed_microbatches(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
             shape,
             least=problem.num_packs,
             most=problem.num_packs,
+            even_bits=_MICROBATCH_EVEN_BITS,
         )
         _exchange(packs, rounds)
         ways.append(fill_empty(problem, regroup(packs.group_U)[bin_N]))
@@ -179,6 +185,7 @@ def _packed_microbatches(problem: Problem, bin_N: Ints, rounds: int) -> Ints:
         least=_least_of_microbatches(problem, bin_N),
         most=problem.num_items,
         room=_room(problem, bin_N, shape[0] * shape[1]),
+        even_bits=_MICROBATCH_EVEN_BITS,
     )
     ways.append(fill_empty(problem, _exchange(items, rounds)))
     return min(ways, key=lambda way_N: slowest_microbatches(problem, way_N))

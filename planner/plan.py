@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -175,41 +174,24 @@ class Plan(PlanView):
         )
         return [SampleId(self.sources[s], e, k, p) for s, e, k, p in zip(*columns, strict=True)]
 
-    def portion(self, buckets: Sequence[int]) -> tuple[Plan, NDArray[np.int64]]:
-        """Return what delivers some buckets, and (n,) the rows of its spans in this plan.
-
-        It has neither loads nor a state. Where items are encoded by other ranks than those that use
-        them, it has all spans.
-        """
-        if self.routing:
-            rows = np.arange(self.table.num_rows)
-        else:
-            order_N, first_B = self._by_bucket
-            runs = [order_N[first_B[bucket] : first_B[bucket + 1]] for bucket in buckets]
-            rows = np.sort(np.concatenate(runs))
-        part = replace(
-            self,
-            table=self.table.take(rows),
-            **{f"{name}_N": getattr(self, f"{name}_N")[rows] for name in _PLACED},
-            loads_BMP=np.zeros((0, *self.loads_BMP.shape[1:]), np.int64),
-            passed=self.passed.take(np.empty(0, np.int64)),
-            mixture={},
-            speeds=None,
-            state="",
-        )
-        return part, rows
-
-    @cached_property
-    def _by_bucket(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(N,) rows by bucket, and (B + 1,) where those of each bucket begin."""
-        order_N = np.argsort(self.bucket_N, kind="stable")
-        begin_B = np.searchsorted(self.bucket_N[order_N], np.arange(self.num_buckets + 1))
-        return order_N, begin_B
-
     def to_arrow(self) -> bytes:
         """Return the plan as an Arrow IPC stream; `from_arrow` inverts it."""
+        parts = {name: routing.to_arrow() for name, routing in self.routing.items()}
+        return columnar.write("plan", VERSION, self._table, self._header, parts)
+
+    def cutter(self) -> columnar.Cutter:
+        """Return what writes plans of some rows each, for `from_cut`; there is no routing."""
+        assert not self.routing
+        return columnar.Cutter("plan", VERSION, self._table, self._header)
+
+    @property
+    def _table(self) -> Metadata:
         placed = {f"plan:{name}": getattr(self, f"{name}_N") for name in _PLACED}
-        header = {
+        return self.table.with_columns(**placed)
+
+    @property
+    def _header(self) -> dict[str, Any]:
+        return {
             "loads": self.loads_BMP.ravel().tolist(),
             "loads_shape": self.loads_BMP.shape,
             "mixture": dict(self.mixture),
@@ -217,13 +199,23 @@ class Plan(PlanView):
             "speeds": None if self.speeds is None else self.speeds.tolist(),
             **{name: getattr(self, name) for name in _PLAIN},
         }
-        parts = {name: routing.to_arrow() for name, routing in self.routing.items()}
-        return columnar.write("plan", VERSION, self.table.with_columns(**placed), header, parts)
 
     @classmethod
     def from_arrow(cls, data: bytes) -> Plan:
         """Read a plan back. Raises StateError for another version."""
         table, header, parts = columnar.read("plan", VERSION, data)
+        routing = {name: Routing.from_arrow(part) for name, part in parts.items()}
+        return cls._from(table, header, routing)
+
+    @classmethod
+    def from_cut(cls, data: bytes) -> Plan:
+        """Read what `cutter` wrote. Raises StateError for another version."""
+        return cls._from(*columnar.read_cut("plan", VERSION, data), {})
+
+    @classmethod
+    def _from(
+        cls, table: Metadata, header: Mapping[str, Any], routing: Mapping[str, Routing]
+    ) -> Plan:
         columns = dict(table.columns)
         placed: dict[str, Any] = {f"{name}_N": columns.pop(f"plan:{name}") for name in _PLACED}
         plain = {name: header[name] for name in _PLAIN}
@@ -233,7 +225,7 @@ class Plan(PlanView):
             mixture=header["mixture"],
             passed=table_from_json(header["passed"]),
             speeds=None if header["speeds"] is None else np.array(header["speeds"], np.float64),
-            routing={name: Routing.from_arrow(part) for name, part in parts.items()},
+            routing=routing,
             **placed,
             **{**plain, "sources": tuple(plain["sources"])},
         )

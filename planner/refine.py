@@ -24,7 +24,7 @@ _MOST_ASSIGNED = 64  # groups: the time of an assignment problem grows with the 
 _ENUMERATED = 10  # units that `Exchange.repartition` divides in all 2**10 ways
 _MOVES_EVERY = 4  # rounds
 _PATIENCE = 8  # rounds without gain after which there is little to be expected
-EVEN_BITS = 13  # even enough: the slowest group is within 2**-13 of its bound
+_EVEN_BITS = 13
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,6 +86,8 @@ class Exchange:
         (U, F) what a unit costs more in a group, in the first part; None: nothing.
     base_FP
         (F, P) load that groups have apart from their units; None: nothing.
+    even_bits
+        Even enough: the slowest group is within 2**-even_bits of its floor.
     floor_RP
         (R, P) a time that the slowest group of a problem cannot beat; None: the even time, or that
         of the largest unit.
@@ -104,7 +106,9 @@ class Exchange:
         transfer_UF: Ints | None = None,
         floor_RP: Ints | None = None,
         base_FP: Ints | None = None,
+        even_bits: int = _EVEN_BITS,
     ) -> None:
+        self.even_bits = even_bits
         self.none = len(cost_UP)  # stands for an empty place, and costs nothing
         self.cost_UP = np.vstack([cost_UP, np.zeros_like(cost_UP[:1])])
         self.transfer_UF = (
@@ -209,7 +213,7 @@ class Exchange:
     def uneven_R(self) -> NDArray[np.bool_]:
         """(R,) whether there is more than next to nothing left to gain."""
         floor_R = self.floor_RP.sum(axis=1)
-        return np.asarray(self.slowest_R(self.time_FP) - floor_R > floor_R >> EVEN_BITS)
+        return np.asarray(self.slowest_R(self.time_FP) - floor_R > floor_R >> self.even_bits)
 
     def slowest_R(self, time_FP: Ints) -> Ints:
         """(R,) the sum over parts of the slowest group's time."""

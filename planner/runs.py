@@ -41,6 +41,11 @@ class Runs:
         self._starts[low:high] = [begin for begin, _ in parts]
         self._stops[low:high] = [end for _, end in parts]
 
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether any of [start, stop) is in the set."""
+        at = bisect.bisect_left(self._starts, stop) - 1
+        return start < stop and at >= 0 and self._stops[at] > start
+
     def missing_below(self, end: int) -> list[int]:
         """Return the integers in [0, end) that are not in the set."""
         gaps: list[int] = []

@@ -7,8 +7,9 @@ the schedules it fixes everything that follows.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,12 @@ class LaneCursor:
         return cls(position=position + 1, shard=shard, row=row + 1)
 
 
+@lru_cache(maxsize=1)
+def _none_outstanding() -> Metadata:
+    """Return the table of a source that owes nothing, the same one for all sources."""
+    return with_waits(empty_spans(), 0)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SourceState:
     """How far one source has been drawn.
@@ -66,7 +73,7 @@ class SourceState:
 
     cursor: Cursor = (0, 0, 0, 0)
     lanes: tuple[LaneCursor, ...]
-    outstanding: Metadata = field(default_factory=lambda: with_waits(empty_spans(), 0))
+    outstanding: Metadata = field(default_factory=_none_outstanding)
     lengths: tuple[int, ...] = ()
     ended: bool = False
 
@@ -169,6 +176,33 @@ def events_in(state: str) -> list[tuple[int, dict[str, float]]]:
     # Whatever is before it are numbers by source, also where a source is called so.
     events, _ = json.JSONDecoder().raw_decode(state, state.index(f"{mark}[") + len(mark))
     return [(step, weights) for step, weights in events]
+
+
+class SourcesIn(Mapping[str, SourceState]):
+    """The sources in the JSON of a state, each read when it is asked for.
+
+    Parameters
+    ----------
+    state
+        JSON as `PlannerState` writes it.
+    """
+
+    def __init__(self, state: str) -> None:
+        self._state = state
+
+    @cached_property
+    def _data(self) -> Mapping[str, Any]:
+        data: Mapping[str, Any] = json.loads(self._state)["sources"]
+        return data
+
+    def __getitem__(self, name: str) -> SourceState:
+        return _source_from_dict(self._data[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
 
 
 def check_lanes(state: PlannerState, lanes: Mapping[str, int]) -> PlannerState:

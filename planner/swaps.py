@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.planner.refine import EVEN_BITS, Exchange, Ints, scramble
+from megadask.planner.refine import Exchange, Ints, scramble
 
 Floats = NDArray[np.floating[Any]]
 
@@ -135,7 +135,7 @@ class _Swaps:
         """Look for swaps and make them; return whether another round could find any."""
         groups, draw_F = self.groups, scramble(number, len(self.problem_F))
         score_F = self._scores(groups.time_FP, self.problem_F)
-        slow = np.flatnonzero((score_F > 1 + 2.0**-EVEN_BITS) & (groups.count_F > 0))
+        slow = np.flatnonzero((score_F > 1 + 2.0**-groups.even_bits) & (groups.count_F > 0))
         if not len(slow):
             return False
         slow = slow[np.argsort(-score_F[slow], kind="stable")]

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal
 
@@ -120,7 +121,7 @@ class ClientPlaceTree:
         num_buckets = self.num_buckets(axis)
         if not 0 <= bucket < num_buckets:
             raise ConfigError(f"bucket along {axis!r}", got=bucket, limit=f"0 to {num_buckets - 1}")
-        return [int(rank) for rank in np.flatnonzero(self._bucket_R(axis) == bucket)]
+        return list(_ranks(self, self.axes(axis))[bucket])
 
     def cp_slice(self, rank: int) -> tuple[int, int]:
         """Return (index, of): which of how many slices of a sequence a rank takes."""
@@ -328,11 +329,27 @@ class ClientPlaceTree:
 
     def _bucket_R(self, axis: Axis) -> NDArray[np.int64]:
         """(R,) the bucket of every rank."""
-        coords = np.unravel_index(np.arange(self.world_size), self.shape)
-        bucket_R = np.zeros(self.world_size, np.int64)
-        for name in self.axes(axis):
-            bucket_R = bucket_R * getattr(self, name) + coords[self.order.index(name)]
-        return bucket_R
+        return _buckets(self, self.axes(axis))
+
+
+@lru_cache(maxsize=64)
+def _ranks(tree: ClientPlaceTree, axes: tuple[str, ...]) -> list[list[int]]:
+    """Return the ranks of every bucket along some axes, rising."""
+    bucket_R = _buckets(tree, axes)
+    order_R = np.argsort(bucket_R, kind="stable")
+    ends = np.cumsum(np.bincount(bucket_R))[:-1]
+    return [ranks.tolist() for ranks in np.split(order_R, ends)]
+
+
+@lru_cache(maxsize=64)
+def _buckets(tree: ClientPlaceTree, axes: tuple[str, ...]) -> NDArray[np.int64]:
+    """(R,) the bucket of every rank along some axes; asked for with every call about a rank."""
+    coords = np.unravel_index(np.arange(tree.world_size), tree.shape)
+    bucket_R = np.zeros(tree.world_size, np.int64)
+    for name in axes:
+        bucket_R = bucket_R * getattr(tree, name) + coords[tree.order.index(name)]
+    bucket_R.flags.writeable = False
+    return bucket_R
 
 
 def _order(named: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ Reading: inside a loader, no Dask
   reading.py             what loaders and readers agree on
 
 Batches: inside a constructor
-  constructor_actor.py   builds the batches of some buckets; shelf.py buffers, reach.py holds back
+  constructor_actor.py   builds the batches of some buckets; shelf.py buffers, reach.py holds back,
+                         heard.py knows what is acknowledged
   gather.py              payload from the loaders; item_delivery.py, items.py, item_payload.py
   building.py            from payload to what ranks get: assemble.py, collate.py, stages.py
   handing.py             hands out each share.py; delivery.py, how a trainer is answered
@@ -24,7 +25,8 @@ Planning
 The committed record: inside the scheduler
   supervisor.py          the scheduler plugin; calls.py, what roles and trainers may ask
   run.py, record.py      one running pipeline: claims.py, agreement.py, passes.py, delivered.py,
-                         history.py, point.py, marks.py; portions.py, a constructor's part of a plan
+                         history.py, point.py, marks.py, roster.py; bulletin.py, news for
+                         constructors; portions.py, their parts of a plan
   custody.py, roles.py   who holds which role (life.py), decided by splitting.py; watch.py and
                          silence.py, workers that hang; retiring.py, workers that leave;
                          autosize.py and sizing.py, loaders as the mixture needs them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from megadask.planner.errors import StateError
@@ -26,8 +27,12 @@ class Agreement:
         self._name = name
         self._num_ranks = num_ranks
         self._asked: dict[int, Point] = {}
-        self._waiting: set[int] = set()  # those that can do nothing before they are answered
+        self._num_asked: Counter[str] = Counter()  # by digest of the point
+        self._waiting: dict[int, str] = {}  # those that can do nothing before they are answered
+        self._num_waiting: Counter[str] = Counter()
         self._granted: set[int] = set()
+        self._moved: set[int] = set()  # that stand at the beginning no more
+        self._astray: set[int] = set()  # of those, that were not let go on
         self.num_refusals = 0
         self._refusal = ""
 
@@ -38,39 +43,43 @@ class Agreement:
         StateError naming the ranks when some wait for unlike points. What a rank asks for without
         waiting for it may be the first of several loads, and contradicts nobody.
         """
+        waits = waits or rank in self._waiting
+        self._forget(rank)
         self._asked[rank] = point
+        self._num_asked[point.digest] += 1
         if waits:
-            self._waiting.add(rank)
-        places: dict[str, list[int]] = {}
-        for other in sorted(self._waiting):
-            places.setdefault(self._asked[other].digest, []).append(other)
-        if len(places) > 1:
+            self._waiting[rank] = point.digest
+            self._num_waiting[point.digest] += 1
+        if len(self._num_waiting) > 1:
+            places: dict[str, list[int]] = {}
+            for other, digest in sorted(self._waiting.items()):
+                places.setdefault(digest, []).append(other)
             asked_at = [(ranks, self._asked[ranks[0]]) for ranks in places.values()]
             self._refusal = "; ".join(
                 f"ranks {ranks}: step {at.step}, microbatch {at.microbatch}"
                 for ranks, at in asked_at
             )
             self.num_refusals += 1
-            self._asked.clear()
-            self._waiting.clear()
+            for other in list(self._asked):
+                self._forget(other)
             self.refuse()
-        agreed = sum(asked == point for asked in self._asked.values())
-        stand = all(stands(other, asked) for other, asked in self._asked.items())
-        return not stand and agreed == self._num_ranks
+        if self._num_asked[point.digest] < self._num_ranks:
+            return False
+        return not all(stands(other, point) for other in self._asked)
 
     def rest(self, rank: int) -> None:
         """Note that a rank no longer waits; what it asked for still counts for others."""
-        self._waiting.discard(rank)
+        digest = self._waiting.pop(rank, None)
+        if digest is not None:
+            self._num_waiting[digest] -= 1
+            self._num_waiting += Counter()  # drops points that nobody waits for
 
     def grant(self, rank: int, point: Point, stands: Stands) -> bool:
         """Whether a rank that asked may go on: it and all others stand there, or did once.
 
         A rank that was let go on counts as long as its trainer lives: the others may come later.
         """
-        others = (other for other in range(self._num_ranks) if other != rank)
-        granted = stands(rank, point) and all(
-            stands(other, point) or other in self._granted for other in others
-        )
+        granted = stands(rank, point) and not self._astray
         if granted:
             self._granted.add(rank)
         return granted
@@ -86,16 +95,28 @@ class Agreement:
 
     def moved(self, rank: int) -> None:
         """Note that a rank went on; what it asked for is done with."""
-        self._asked.pop(rank, None)
-        self._waiting.discard(rank)
+        self._forget(rank)
+        self._moved.add(rank)
+        if rank not in self._granted:
+            self._astray.add(rank)
 
     def left(self, rank: int) -> None:
         """Note that the trainer of a rank is another one, or none."""
-        self.moved(rank)
+        self._forget(rank)
         self._granted.discard(rank)
+        if rank in self._moved:
+            self._astray.add(rank)
 
     def reset(self) -> None:
         """Begin anew, with a new generation."""
-        self._asked.clear()
-        self._waiting.clear()
-        self._granted.clear()
+        for known in (self._asked, self._num_asked, self._waiting, self._num_waiting):
+            known.clear()
+        for ranks in (self._granted, self._moved, self._astray):
+            ranks.clear()
+
+    def _forget(self, rank: int) -> None:
+        """Forget what a rank asked for."""
+        self.rest(rank)
+        point = self._asked.pop(rank, None)
+        if point is not None:
+            self._num_asked[point.digest] -= 1

@@ -10,14 +10,18 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from megadask.planner.errors import StateError
 from megadask.scheduling.errors import StaleError
 from megadask.scheduling.point import Point
 from megadask.scheduling.roles import actor_key
 from megadask.scheduling.run import Run
-from megadask.scheduling.wire import TRUST_S
 
 logger = logging.getLogger(__name__)
 
+#: How long a trainer waits for its constructor's answer before it looks whether that is the same
+#: still; and how many trainers may look in a second, of however many that wait.
+LISTEN_S = 2.0
+MOST_LOOKS = 500
 #: How long an actor that the record does not know yet may be one that is just being started.
 START_GRACE_S = 5.0
 
@@ -100,15 +104,15 @@ async def plans(
     """Give a constructor its part of the committed plans, claims and watermarks."""
     record = run.record
     await run.changed.wait_until(lambda: run.over or record.is_actor(incarnation), START_GRACE_S)
-    run.heard[incarnation] = newer_than
-    run.told.set()
-    await run.changed.wait_until(lambda: run.over or run.version > newer_than, wait_s)
+    run.bulletin.hear(incarnation, newer_than)
+    await run.bulletin.wait_for_news(incarnation, newer_than, lambda: run.over, wait_s)
     if run.over:
         return run.farewell()
-    buckets = record.buckets_of(incarnation)
+    buckets = record.constructors.buckets_of(incarnation)
     if buckets is None:
+        run.bulletin.forget(incarnation)
         raise StaleError(f"{record.name}: this constructor was replaced", got=incarnation)
-    ranks = [rank for bucket in buckets for rank in record.topology.ranks_of(bucket, record.axis)]
+    ranks = [rank for bucket in buckets for rank in record.ranks_of_bucket[bucket]]
     first = from_step if generation == record.generation else 0
     return {
         "status": "plans",
@@ -117,7 +121,7 @@ async def plans(
         "num_casts": record.num_casts,
         "tokens": [[rank, record.claims[rank].token] for rank in ranks if rank in record.claims],
         "marks": [[rank, *record.watermarks[rank]] for rank in ranks],
-        "finished": sorted(record.finished),
+        "finished": [rank for rank in ranks if rank in record.finished],
         "hold": None if record.hold is None else [record.hold.number, record.hold.step],
         "error": run.error,
         "plans": [
@@ -133,7 +137,7 @@ async def reached(run: Run, incarnation: str, number: int, step: int) -> None:
     hold = run.record.hold
     if hold is not None and hold.number == number:
         hold.reached[incarnation] = step
-        run.bump()
+        run.changed.set()
 
 
 async def acknowledge(run: Run, generation: int, marks: list[list[int]]) -> None:
@@ -153,11 +157,17 @@ async def filled(run: Run, incarnation: str, generation: int, step: int, rows: l
         run.record.fill(generation, step, rows)
 
 
-async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
-    """Tell a planner or constructor who owns which lanes."""
+async def owners(run: Run, newer_than: int, num_casts: int, wait_s: float) -> dict[str, Any]:
+    """Tell a planner or constructor who owns which lanes, if it does not know of all changes.
+
+    Who waits long for a loader asks often; and the loaders may be a thousand.
+    """
     await run.changed.wait_until(lambda: run.version > newer_than, wait_s)
     run.check_open()
     record = run.record
+    known = {"version": run.version, "num_casts": record.num_casts}
+    if num_casts == record.num_casts:
+        return known
     loaders: dict[str, list[list[Any]]] = {source: [] for source in record.lanes}
     shadows: dict[str, list[list[Any]]] = {source: [] for source in record.lanes}
     for (source, lanes), owner in record.loaders.items():
@@ -165,12 +175,7 @@ async def owners(run: Run, newer_than: int, wait_s: float) -> dict[str, Any]:
     for (source, lanes), standbys in record.shadows.items():
         for owner in standbys:
             shadows[source].append([list(lanes), owner.address, owner.incarnation])
-    return {
-        "version": run.version,
-        "num_casts": record.num_casts,
-        "loaders": loaders,
-        "shadows": shadows,
-    }
+    return {**known, "loaders": loaders, "shadows": shadows}
 
 
 async def shadow_differs(run: Run, incarnation: str, shadow: str, what: str) -> None:
@@ -180,6 +185,7 @@ async def shadow_differs(run: Run, incarnation: str, shadow: str, what: str) -> 
     if owner is not None:
         logger.error("%s: a shadow on %s was dropped: %s", run.name, owner.address, what)
         run.dropped.append(owner)
+        run.record.num_casts += 1
         run.record.note("shadow dropped", worker=owner.address, reason=what)
         run.bump()
 
@@ -188,9 +194,9 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
     """Give a trainer its rank."""
     run.check_open()
     claim = run.record.join(rank, client, process, force=force)
-    run.bump()
+    run.bump_for(rank)
     if claim.is_successor:
-        await fence(run, rank)
+        await run.fence(rank)
     run.record.claims.check(rank, claim.token)
     await run.turn_pass()
     return {
@@ -199,37 +205,25 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
         "components": run.header["components"],
         "restart": run.header["restart"],
         "pass": run.record.passes.next_of(rank),
-        "beginning": run.header["origin"],
+        "beginning": run.beginning.packed,
         "place": place(run, rank),
         **standing(run, rank),
     }
 
 
-async def fence(run: Run, rank: int) -> None:
-    """Wait until what earlier trainers of a rank acknowledge counts for nothing any more.
-
-    Its constructor then knows the new one; or it is so long that it has not asked that it trusts
-    nobody before it has (`TRUST_S`).
-    """
-    version = run.version
-
-    def is_told() -> bool:
-        owner = run.record.constructor_of(rank)
-        return owner is None or run.heard.get(owner.incarnation, -1) >= version
-
-    def is_dead() -> bool:
-        return run.over or run.error is not None  # then constructors no longer ask
-
-    await run.told.wait_until(lambda: is_dead() or is_told(), TRUST_S)
-
-
 async def look(
-    run: Run, rank: int, token: str, step: int, lost: str | None, wait_s: float
+    run: Run,
+    rank: int,
+    token: str,
+    step: int,
+    lost: str | None,
+    with_point: bool,
+    wait_s: float,
 ) -> dict[str, Any]:
     """Tell a trainer where its rank stands, who serves it now, and what holds it up.
 
     step: the one that it wants to read. lost: a constructor that does not answer the trainer; one
-    in its place is waited for.
+    in its place is waited for. with_point: whether it is to know the point, too, which is large.
     """
 
     def is_served() -> bool:
@@ -238,11 +232,11 @@ async def look(
         owner = run.record.constructor_of(rank)
         return owner is not None and actor_key(owner.incarnation) != lost
 
-    await run.changed.wait_until(lambda: run.over or is_served(), wait_s)
+    await run.turned.wait_until(lambda: run.over or is_served(), wait_s)
     if run.over:
         return run.farewell()
     run.record.claims.check(rank, token)
-    return {"holdup": holdup(run, step), **standing(run, rank)}
+    return {"holdup": holdup(run, step), **standing(run, rank, with_point=with_point)}
 
 
 async def holds(run: Run, rank: int, token: str) -> bool:
@@ -252,13 +246,13 @@ async def holds(run: Run, rank: int, token: str) -> bool:
 
 async def leave(run: Run, rank: int, token: str) -> None:
     """Take a rank back."""
-    run.record.leave(rank, token)
-    run.bump()
+    if run.record.leave(rank, token):
+        run.bump_for(rank)
     await run.turn_pass()
 
 
 async def rewind(
-    run: Run, rank: int, token: str, point: str, refusals: int, wait_s: float
+    run: Run, rank: int, token: str, point: bytes, refusals: int, wait_s: float
 ) -> dict[str, Any]:
     """Take a trainer back to a point, with all other ranks.
 
@@ -269,7 +263,7 @@ async def rewind(
     if run.over or run.error is not None:
         return run.farewell()
     agreement = record.agreement
-    asked = Point.from_json(point)
+    asked = Point.unpack(point)
     if refusals < 0:
         refusals = agreement.num_refusals
     if agreement.num_refusals != refusals:
@@ -277,17 +271,18 @@ async def rewind(
     generation = record.generation
     try:
         opens = record.rewind(rank, token, asked, waits=wait_s > 0)
-    finally:
-        run.bump()  # others may wait for this rank to ask, or to be refused
+    except StateError:
+        run.turned.set()  # others that wait are refused, too
+        raise
     try:
         if opens:
             await run.open_generation(asked)
 
         def is_done() -> bool:
-            opened = record.generation != generation and record.origin == asked
+            opened = record.generation != generation and record.origin.digest == asked.digest
             return opened or record.may_go_on(rank, asked)
 
-        await run.changed.wait_until(
+        await run.turned.wait_until(
             lambda: run.over or agreement.num_refusals != refusals or is_done(), wait_s
         )
     finally:
@@ -304,7 +299,7 @@ async def begin_pass(run: Run, rank: int, token: str, number: int, wait_s: float
     """Let a trainer begin a pass, once all ranks are done with the one before."""
     record = run.record
     record.claims.check(rank, token)
-    await run.changed.wait_until(
+    await run.turned.wait_until(
         lambda: run.over or run.error is not None or record.pass_number == number, wait_s
     )
     if run.over or run.error is not None:
@@ -324,7 +319,7 @@ async def finish(run: Run, rank: int, token: str, number: int) -> None:
     """Note that a trainer is done with a pass; free what is held when all are."""
     run.record.claims.check(rank, token)
     run.record.passes.end(rank, number)
-    run.bump()
+    run.bump_for(rank)
     await run.turn_pass()
 
 
@@ -332,10 +327,10 @@ def holdup(run: Run, step: int) -> str:
     """Return what a rank that waits for a microbatch of a step waits for, as far as it is known."""
     record = run.record
     lead = int(run.header["lead_steps"])
-    slowest = min(record.watermarks, key=lambda r: record.watermarks[r])
-    low = record.watermarks[slowest]
     if step < record.next_step:
         return "the payload, which its constructor waits for"
+    slowest = record.watermarks.slowest
+    low = record.watermarks[slowest]
     if not record.ended and record.next_step - low[0] > lead:
         return (
             f"rank {slowest}, which has acknowledged what is before step {low[0]}, microbatch "
@@ -356,10 +351,11 @@ def place(run: Run, rank: int) -> dict[str, Any]:
         "keys": run.header["keys"],
         "collates": run.header["collates"],
         "lead_steps": run.header["lead_steps"],
+        "listen_s": max(LISTEN_S, tree.world_size / MOST_LOOKS),
     }
 
 
-def standing(run: Run, rank: int) -> dict[str, Any]:
+def standing(run: Run, rank: int, *, with_point: bool = True) -> dict[str, Any]:
     """Return where a rank stands and who serves it."""
     record = run.record
     mark = record.watermarks[rank]
@@ -368,7 +364,7 @@ def standing(run: Run, rank: int) -> dict[str, Any]:
         "generation": record.generation,
         "origin": record.origin.digest,
         "mark": list(mark),
-        "point": record.point_at(mark).to_json(),
+        "point": record.point_at(mark).packed if with_point else None,
         "constructor": actor_key(owner.incarnation) if owner else None,
     }
 

@@ -24,6 +24,7 @@ from megadask.scheduling.delivery import Reply, closed, reply
 from megadask.scheduling.errors import pack_error, root_error
 from megadask.scheduling.gather import gather
 from megadask.scheduling.handing import Asked, Handing, Use
+from megadask.scheduling.heard import Heard
 from megadask.scheduling.item_delivery import gather_own
 from megadask.scheduling.marks import Watermark
 from megadask.scheduling.owners import Partners
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 #: How long one call waits at the supervisor for new plans.
 FOLLOW_S = 10.0
+#: For how long the supervisor may not know of a watermark inside a step.
+REPORT_S = 0.5
 
 
 class ConstructorActor:
@@ -74,11 +77,9 @@ class ConstructorActor:
         self._ring = Ring(limits.most_shared_bytes, len(buckets))
         self._handing = Handing(Builder(self._spec), self._ring)
         self._shelf = Shelf(limits.constructor_bytes, ranks_of, most, self._ring.drop)
-        self._marks: dict[int, Watermark] = {}
-        self._reported: dict[int, Watermark] = {}
+        self._heard = Heard()
         self._tokens: dict[int, str] = {}
         self._trusted_until = 0.0  # when what it knows of tokens may be outdated
-        self._finished: set[int] = set()  # ranks that are done with their pass
         self._reach = Reach(self._bucket_of)
         self._version = -1
         self._closed: Reply | None = None
@@ -167,7 +168,9 @@ class ConstructorActor:
         if refused is not None:
             return refused
         self._acknowledge(rank, mark, use)
-        await self._changed.wait_until(lambda: self._closed or not self._unreported(), 5.0)
+        self._heard.press()
+        self._changed.set()
+        await self._changed.wait_until(lambda: self._closed or not self._heard.news(), 5.0)
         return reply("done")
 
     async def status(self) -> dict[str, Any]:
@@ -211,10 +214,11 @@ class ConstructorActor:
         """Return what a rank is to be told of a slot, None as long as nothing is known."""
         if generation != self._generation:
             return reply("generation", generation=self._generation)
-        if slot < self._marks[rank]:
+        if slot < self._heard.marks[rank]:
             # The trainer joined by a watermark from before the last word of the one it follows. It
             # can begin behind that once the supervisor knows it.
-            return None if self._unreported() else reply("behind")
+            self._heard.press()
+            return None if self._heard.news() else reply("behind")
         if self._reach.is_held(slot):
             return None
         portion = self._portions.get(slot[0])
@@ -231,8 +235,7 @@ class ConstructorActor:
     @property
     def _low(self) -> Watermark:
         """What every rank served here has acknowledged."""
-        marks = [mark for rank, mark in self._marks.items() if rank not in self._finished]
-        return min(marks, default=(max(self._portions, default=0), 0))
+        return self._heard.low() or (max(self._portions, default=0), 0)
 
     def _waiting_for(self, slot: Slot) -> str:
         if self._reach.is_held(slot):
@@ -247,37 +250,33 @@ class ConstructorActor:
         mark = (mark[0], mark[1])  # it may have travelled as a list
         report = Report(generation=self._generation, mark=mark, held=frozenset(use[1]))
         self._ring.hear(self._tokens[rank], report)
-        if mark <= self._marks.get(rank, (-1, 0)):
-            return
-        self._marks[rank] = mark
-        self._free()
+        if self._heard.hear(rank, mark):
+            self._free()
 
     def _free(self) -> None:
         """Let go of what all ranks concerned are done with: batches by bucket, plans by step."""
         behind: dict[int, Watermark] = {}
         for rank, bucket in self._bucket_of.items():
-            if rank not in self._finished:
-                behind[bucket] = min(self._marks[rank], behind.get(bucket, self._marks[rank]))
+            if rank not in self._heard.finished:
+                mark = self._heard.marks[rank]
+                behind[bucket] = min(mark, behind.get(bucket, mark))
         self._shelf.free(behind)
         for step in [step for step in self._portions if step < self._low[0]]:
             del self._portions[step]
         self._changed.set()
 
-    def _unreported(self) -> dict[int, Watermark]:
-        return {
-            rank: mark for rank, mark in self._marks.items() if self._reported.get(rank) != mark
-        }
-
     async def _report(self) -> None:
         """Pass watermarks on to the supervisor, many at a time."""
         while self._closed is None:
-            news = await self._changed.wait_until(self._unreported, FOLLOW_S)
+            if await self._changed.wait_until(self._heard.news, FOLLOW_S):
+                await self._changed.wait_until(self._heard.is_due, REPORT_S)
+            news = self._heard.report()
             if news:
                 generation = self._generation
                 marks = [[rank, *mark] for rank, mark in news.items()]
                 await self._partners.supervisor("acknowledge", generation=generation, marks=marks)
                 if generation == self._generation:
-                    self._reported.update(news)
+                    self._heard.told(news)
                 self._changed.set()
 
     async def _report_reach(self) -> None:
@@ -285,7 +284,7 @@ class ConstructorActor:
         while self._closed is None:
             number = await self._changed.wait_until(lambda: self._reach.due(self._tokens), FOLLOW_S)
             if number is not None:
-                step = self._reach.report(number, self._marks.values())
+                step = self._reach.report(number, self._heard.marks.values())
                 await self._partners.supervisor(
                     "reached", incarnation=self._incarnation, number=number, step=step
                 )
@@ -317,14 +316,14 @@ class ConstructorActor:
             if news["generation"] != self._generation:
                 self._restart(news)
             for message in news["plans"]:
-                portion = Portion.read(message)
+                portion = Portion.read(message, tuple(self._spec.lanes))
                 plan = portion.plan
                 self._portions[plan.step] = portion
                 numbers = range(plan.first_microbatch, plan.num_microbatches)
                 self._shelf.expect((plan.step, number) for number in numbers)
-            self._finished = set(news["finished"])
+            self._heard.finished = set(news["finished"])
             self._free()
-            busy = self._bucket_of.keys() & self._tokens.keys() - self._finished
+            busy = self._bucket_of.keys() & self._tokens.keys() - self._heard.finished
             self._ring.keep({self._tokens[rank] for rank in busy})
 
     def _restart(self, news: dict[str, Any]) -> None:
@@ -335,8 +334,7 @@ class ConstructorActor:
         self._shelf.clear()
         self._reach.clear()
         self._generation = news["generation"]
-        self._marks = {rank: (step, microbatch) for rank, step, microbatch in news["marks"]}
-        self._reported = dict(self._marks)
+        self._heard.restart({rank: (step, micro) for rank, step, micro in news["marks"]})
 
     async def _build_on(self) -> None:
         """Build what the shelf wants next."""

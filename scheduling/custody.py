@@ -14,8 +14,15 @@ from megadask.scheduling.record import RunRecord
 from megadask.scheduling.roles import Roles
 from megadask.scheduling.run import Run
 from megadask.scheduling.splitting import Part, level, resplit, spread
+from megadask.scheduling.wire import side_by_side
 
 logger = logging.getLogger(__name__)
+
+#: Starts a role and returns who holds it.
+Start = Callable[[], Awaitable[Owner]]
+
+#: Roles that are started at a time.
+MOST_STARTS = 32
 
 
 class Custody:
@@ -30,6 +37,7 @@ class Custody:
             workers = self._roles.workers()
             record, header = run.record, run.header
             used: dict[str, int] = {}
+            starts: dict[tuple[str, Part], Start] = {}
             for source, lanes in record.lanes.items():
                 count = min(header["loaders"][source], lanes)
                 weight = max(1, header["source_bytes"][source] // count)
@@ -37,7 +45,8 @@ class Custody:
                     used[worker] = used.get(worker, 0) + weight
                     part = tuple(range(first, lanes, count))
                     start = partial(self._new_loader, run, source, part)
-                    record.loaders[source, part] = await self._cast(run, start, worker)
+                    starts[source, part] = partial(self._cast, run, start, worker)
+            await side_by_side(starts, MOST_STARTS, record.loaders)
             await self._tend(run)
             await self._cast_actors(run, workers)
 
@@ -68,8 +77,7 @@ class Custody:
             record = run.record
             await asyncio.gather(
                 self.stop(run, self.dismiss(run)),
-                *(self._roles.stop_loader(owner) for owner in record.loaders.values()),
-                *(self._roles.stop_loader(o) for own in record.shadows.values() for o in own),
+                self._roles.stop_loaders(loaders_of(record)),
                 self._close_dropped(run),
             )
             record.loaders.clear()
@@ -175,10 +183,12 @@ class Custody:
         buckets = range(record.topology.num_buckets(record.axis))
         count = min(run.header["constructors"], len(buckets))
         places = spread([1] * (count + 1), workers, {})
+        starts: dict[Part, Start] = {}
         for first in range(count):
             part = tuple(buckets[first::count])
             start = partial(self._new_constructor, run, part)
-            record.constructors[part] = await self._cast(run, start, places[first])
+            starts[part] = partial(self._cast, run, start, places[first])
+        await side_by_side(starts, MOST_STARTS, record.constructors)
         record.planner = await self._cast(run, partial(self._new_planner, run), places[count])
         run.bump()
 
@@ -272,6 +282,7 @@ class Custody:
         record, promoted = run.record, []
         for key, standbys in record.shadows.items():
             record.shadows[key] = [owner for owner in standbys if owner.address != worker]
+            record.num_casts += len(standbys) - len(record.shadows[key])
         for key, owner in list(record.loaders.items()):
             if owner.address == worker and record.shadows.get(key):
                 now = record.loaders[key] = record.shadows[key].pop(0)

@@ -1,6 +1,6 @@
 """What of the committed plans was delivered: plans times watermarks, entered in a ledger.
 
-Axis: B buckets.
+Axes: B buckets, N spans of a plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from megadask.planner.ledger import Ledger
 from megadask.planner.plan import Plan
-from megadask.planner.state import PlannerState
+from megadask.planner.state import PlannerState, SourcesIn
 
 Marks = Mapping[int, tuple[int, int]]  # rank to the first (step, microbatch) not acknowledged
 
@@ -40,8 +40,7 @@ class Delivered:
 
     def plan(self, plan: Plan) -> None:
         """Enter a plan that was committed."""
-        state = PlannerState.from_json(plan.state)
-        self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0, state)
+        self._ledger.plan(plan.table, plan.passed, plan.bucket_N >= 0, SourcesIn(plan.state))
 
     def fill(self, plan: Plan, rows: Sequence[int]) -> None:
         """Enter spans of a plan that a filler stands in for."""
@@ -50,11 +49,12 @@ class Delivered:
     def deliver(self, plans: Iterable[Plan], marks: Marks) -> None:
         """Enter what all ranks of a bucket have acknowledged since the last time."""
         furthest = max(marks.values())[0]
+        before_B2, low_B2 = self._low_B2(self._audited), self._low_B2(marks)
         for plan in plans:
             if plan.step > furthest:
                 continue
-            first_N = self._done_B(plan, self._audited)[plan.bucket_N]
-            stop_N = self._done_B(plan, marks)[plan.bucket_N]
+            first_N = _done_B(plan, before_B2)[plan.bucket_N]
+            stop_N = _done_B(plan, low_B2)[plan.bucket_N]
             between_N = (first_N <= plan.microbatch_N) & (plan.microbatch_N < stop_N)
             self._ledger.deliver(plan.table, np.flatnonzero((plan.bucket_N >= 0) & between_N))
         self._audited = dict(marks)
@@ -65,18 +65,20 @@ class Delivered:
         """Return the audit, per source; plans: all that some rank has not acknowledged."""
         plans = list(plans)
         self.deliver(plans, marks)
-        pending = []
+        pending, low_B2 = [], self._low_B2(marks)
         for plan in plans:
-            due_N = plan.microbatch_N >= self._done_B(plan, marks)[plan.bucket_N]
+            due_N = plan.microbatch_N >= _done_B(plan, low_B2)[plan.bucket_N]
             pending.append(plan.table.take((plan.bucket_N >= 0) & due_N))
         return self._ledger.report(pending, unread)
 
-    def _done_B(self, plan: Plan, marks: Marks) -> NDArray[np.int64]:
-        """Return (B,) how many microbatches of a plan all ranks of each bucket have behind them."""
-        lowest = [min(marks[rank] for rank in ranks) for ranks in self._ranks_of_bucket]
-        return np.array(
-            [
-                plan.num_microbatches * (step > plan.step) + microbatch * (step == plan.step)
-                for step, microbatch in lowest
-            ]
-        )
+    def _low_B2(self, marks: Marks) -> NDArray[np.int64]:
+        """Return (B, 2) the lowest step and microbatch of the ranks of each bucket."""
+        lowest = [min([marks[rank] for rank in ranks]) for ranks in self._ranks_of_bucket]
+        return np.array(lowest, np.int64)
+
+
+def _done_B(plan: Plan, low_B2: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return (B,) how many microbatches of a plan all ranks of each bucket have behind them."""
+    step_B, microbatch_B = low_B2.T
+    here_B = np.where(step_B == plan.step, microbatch_B, 0)
+    return np.where(step_B > plan.step, plan.num_microbatches, here_B)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
+from megadask.scheduling.portions import read_text
 
 Reply = dict[str, NDArray[Any]]
 
@@ -54,8 +55,7 @@ class StepFacts:
     @cached_property
     def header(self) -> dict[str, Any]:
         """What `Point.of` needs of the step, and the state behind it; read when it is asked for."""
-        read: dict[str, Any] = json.loads(self.text)
-        return read
+        return read_text(self.text)
 
 
 def reply(status: str, payload: Mapping[str, NDArray[Any]] | None = None, **header: Any) -> Reply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from concurrent.futures import CancelledError
 from typing import Any
 
 from distributed import Client, Variable
@@ -97,12 +98,19 @@ class Desk:
         )
 
     def line_to(self, key: str) -> Line:
-        """Return the line to the constructor of a key, found once. TimeoutError if it is gone."""
+        """Return the line to the constructor of a key, found once.
+
+        Raises TimeoutError if it is gone, RuntimeError if it went while it was looked for.
+        """
         if self.line is None or self.line.key != key:
             # Futures and actors attach themselves to the current client, which need not be ours.
             with self.client.as_current():
                 future = Variable(key, client=self.client).get(timeout=FIND_S)
-                self.line = Line(self.client, key, future.result(timeout=FIND_S), future)
+                try:
+                    actor = future.result(timeout=FIND_S)
+                except CancelledError as error:
+                    raise RuntimeError(f"{key} was let go of") from error
+                self.line = Line(self.client, key, actor, future)
         return self.line
 
     def forget_constructor(self) -> None:

@@ -61,6 +61,8 @@ class SourceFeed:
         # What came of an epoch is judged only where it was seen from its beginning.
         self._readable = state.cursor[1:] != (0, 0, 0)
         self.last_draw = 0
+        self._drawn: SourceState | None = None  # where a draw left it that is not yet trimmed
+        self._last_known: tuple[Rows, int] | None = None
 
     @property
     def complete(self) -> bool:
@@ -70,13 +72,23 @@ class SourceFeed:
     @property
     def rows(self) -> Rows:
         """What is known of the source, from its state on."""
-        return self._ahead.rows(self._epoch)
+        return self._known()[0]
 
     @property
     def num_ready(self) -> int:
         """Readable spans that are known and not yet drawn, but for those held back."""
-        table = self.rows.table
-        return int(((table["verdict"] == Verdict.OK) & (table["held"] == NEVER)).sum())
+        return self._known()[1]
+
+    def _known(self) -> tuple[Rows, int]:
+        """Return `rows` and `num_ready`, made once for both: with many sources that takes long."""
+        if self._last_known is None:
+            if self._drawn is not None:
+                self._ahead.trim(self._drawn)
+                self._drawn = None
+            rows = self._ahead.rows(self._epoch)
+            ready_N = (rows.table["verdict"] == Verdict.OK) & (rows.table["held"] == NEVER)
+            self._last_known = (rows, int(np.count_nonzero(ready_N)))
+        return self._last_known
 
     async def fetch(self, num_spans: int) -> None:
         """Fetch about so many more spans, at least one more record of the lanes furthest back."""
@@ -92,13 +104,14 @@ class SourceFeed:
                 asked = [group.create_task(self._ask(part, until)) for part in parts]
             tables.extend(task.result() for task in asked)
         self._ahead.add(_canonical(concat(tables)))
+        self._last_known = None
         if not self._live:
             self._next_epoch()
 
     def trim(self, state: SourceState, num_drawn: int) -> None:
-        """Forget what a committed draw took or passed over."""
+        """Forget what a committed draw took or passed over, when next somebody looks."""
         self.last_draw = num_drawn
-        self._ahead.trim(state)
+        self._drawn, self._last_known = state, None
 
     def _behind(self, until: int) -> dict[int, LaneCursor]:
         """Return the lanes that go on and are not yet fetched up to a position."""

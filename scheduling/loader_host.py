@@ -12,7 +12,7 @@ import ctypes
 import os
 import pickle
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,8 +86,7 @@ class LoaderHost(WorkerPlugin):
 
         The handler stays, and refuses: Dask answers calls that nobody handles with None.
         """
-        for incarnation in list(self._hosted):
-            self._release(incarnation)
+        self._release(list(self._hosted))
 
     async def handle(
         self,
@@ -103,7 +102,7 @@ class LoaderHost(WorkerPlugin):
         if call == "open":
             return await self._open(incarnation, **arguments)
         if call == "release":
-            return self._release(incarnation)
+            return self._release(**arguments)
         if call == "retain":
             return self._retain(**arguments)
         hosted = self._hosted.get(incarnation)
@@ -147,12 +146,11 @@ class LoaderHost(WorkerPlugin):
 
     def _retain(self, incarnations: Collection[str]) -> None:
         """Let all loaders go but those that the Supervisor knows of."""
-        for incarnation in set(self._hosted).difference(incarnations):
-            self._release(incarnation)
+        self._release(set(self._hosted).difference(incarnations))
 
-    def _release(self, incarnation: str) -> None:
-        hosted = self._hosted.pop(incarnation, None)
-        if hosted is not None:
+    def _release(self, incarnations: Iterable[str]) -> None:
+        """Let loaders go, as far as they are there."""
+        for hosted in [self._hosted.pop(one) for one in incarnations if one in self._hosted]:
             with contextlib.suppress(RuntimeError):  # the interpreter may be shutting down
                 hosted.thread.submit(hosted.loader.close)
             hosted.thread.shutdown(wait=False)

@@ -23,6 +23,7 @@ class Marks(Mapping[int, Watermark]):
     def __init__(self, world_size: int, begin: Watermark) -> None:
         self._marks = dict.fromkeys(range(world_size), begin)
         self._counts = Counter({begin: world_size})  # few: ranks are not far apart
+        self._slowest: int | None = None  # as long as it is known
 
     def __getitem__(self, rank: int) -> Watermark:
         return self._marks[rank]
@@ -38,10 +39,20 @@ class Marks(Mapping[int, Watermark]):
         before = self._marks[rank]
         assert before < mark
         self._marks[rank] = mark
+        if rank == self._slowest:
+            self._slowest = None
         self._counts[mark] += 1
         self._counts[before] -= 1
         if not self._counts[before]:
             del self._counts[before]
+
+    @property
+    def slowest(self) -> int:
+        """A rank that no other one is behind, the same one until it moves."""
+        if self._slowest is None:
+            low = min(self._counts)
+            self._slowest = next(rank for rank, mark in self._marks.items() if mark == low)
+        return self._slowest
 
     def low(self, without: Collection[int]) -> Watermark | None:
         """Return the lowest mark of all ranks but some; None where there are no others."""

@@ -111,12 +111,17 @@ class Partners:
         """
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_owners())
+            # Who waits for it may be cancelled before it fails, as at the end of a service.
+            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._asking)
 
     async def _ask_owners(self) -> None:
-        reply = await self.supervisor("owners", newer_than=self._version, wait_s=1.0)
+        known = {"newer_than": self._version, "num_casts": self._num_casts}
+        reply = await self.supervisor("owners", wait_s=1.0, **known)
         self._version, self._num_casts = reply["version"], reply["num_casts"]
-        self._loaders, self._shadows = _addresses(reply["loaders"]), _addresses(reply["shadows"])
+        if "loaders" in reply:
+            self._loaders = _addresses(reply["loaders"])
+            self._shadows = _addresses(reply["shadows"])
 
     def shadows(self, source: str) -> list[LoaderAddress]:
         """Return the standbys of a source, as far as they are known."""

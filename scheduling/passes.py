@@ -7,7 +7,9 @@ or pass over a pass that others read to the end, and is in step again with the n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 
 class Passes:
@@ -22,16 +24,14 @@ class Passes:
     def __init__(self, num_ranks: int) -> None:
         self._next = [0] * num_ranks  # the pass that each rank is in, or begins next
         self._inside: set[int] = set()  # ranks that are in it
+        self._counts = Counter({0: num_ranks})  # ranks by pass; asked for more often than it moves
+        self._finished: set[int] = set()
+        self.current = 0  #: The pass that some rank is not done with.
 
     @property
-    def current(self) -> int:
-        """The pass that some rank is not done with."""
-        return min(self._next)
-
-    @property
-    def finished(self) -> list[int]:
-        """Ranks that are done with the current pass."""
-        return [rank for rank, number in enumerate(self._next) if number > self.current]
+    def finished(self) -> AbstractSet[int]:
+        """Ranks that are done with the current pass; changes with it."""
+        return self._finished
 
     def next_of(self, rank: int) -> int:
         """Return the pass that a rank is in, or begins next."""
@@ -44,8 +44,9 @@ class Passes:
 
     def end(self, rank: int, number: int) -> None:
         """Note that a rank is done with a pass; telling so again changes nothing."""
-        self._next[rank] = max(self._next[rank], number + 1)
         self._inside.discard(rank)
+        if number >= self._next[rank]:
+            self._move(rank, number + 1)
 
     def left(self, rank: int) -> None:
         """Note that a rank's trainer is gone, or another one: it has broken off its pass."""
@@ -54,7 +55,19 @@ class Passes:
 
     def level(self, ranks: Iterable[int]) -> None:
         """Let ranks whose trainers were all lost at once take up one pass, the latest."""
-        latest = max(self._next)
+        latest = max(self._counts)
         for rank in ranks:
-            self._next[rank] = latest
             self._inside.discard(rank)
+            self._move(rank, latest)
+
+    def _move(self, rank: int, number: int) -> None:
+        """Let a rank be in a pass, or begin it next."""
+        self._counts[self._next[rank]] -= 1
+        self._counts[number] += 1
+        self._next[rank] = number
+        self._counts += Counter()  # drops passes that no rank is in
+        if number > self.current:
+            self._finished.add(rank)
+        if self.current not in self._counts:
+            self.current = min(self._counts)
+            self._finished = {one for one, its in enumerate(self._next) if its > self.current}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from distributed import get_worker
 
-from megadask.planner.draw import Draw, draw
+from megadask.planner.draw import Draw, Starved, draw
 from megadask.planner.errors import StateError
 from megadask.planner.ledger import unread_records
 from megadask.planner.onward import again, joined, next_shares, shares_of
@@ -171,12 +171,22 @@ class PlannerActor:
     async def _draw(self, state: PlannerState, share_S: np.ndarray[Any, Any]) -> Draw:
         """Draw the step, fetching metadata until there is enough for it."""
         active = [n for n, share in zip(self._spec.lanes, share_S, strict=True) if share > 0]
+
+        def short() -> list[SourceFeed]:
+            """Return the feeds of which more has to be known. Threads: the sources are many."""
+            feeds = [self._feed(name, state) for name in active]
+            return [feed for feed in feeds if self._lacks(feed)]
+
         async with asyncio.TaskGroup() as group:
-            for name in active:
-                group.create_task(self._fill(self._feed(name, state)))
-        while True:
+            for feed in await asyncio.to_thread(short):
+                group.create_task(self._fill(feed))
+
+        def attempt() -> Draw | Starved:
             rows = {name: self._feed(name, state).rows for name in active}
-            result = await asyncio.to_thread(draw, state, rows, share_S, self._spec.rules)
+            return draw(state, rows, share_S, self._spec.rules)
+
+        while True:
+            result = await asyncio.to_thread(attempt)
             if isinstance(result, Draw):
                 return result
             async with asyncio.TaskGroup() as group:
@@ -195,9 +205,14 @@ class PlannerActor:
 
     async def _fill(self, feed: SourceFeed) -> None:
         """Fetch what the last step took from a source, and its window."""
+        while lacks := self._lacks(feed):
+            # A little more: else every source of which a step takes one span were asked each step.
+            await feed.fetch(lacks + self._spec.rules.window // 8)
+
+    def _lacks(self, feed: SourceFeed) -> int:
+        """Return how many more spans of a source have to be known, as far as there are any."""
         wanted = self._spec.rules.window + feed.last_draw
-        while feed.num_ready < wanted and not feed.complete:
-            await feed.fetch(wanted - feed.num_ready)
+        return 0 if feed.complete else max(0, wanted - feed.num_ready)
 
     def _advance(self, drawn: Draw) -> None:
         """Go on behind a committed draw."""

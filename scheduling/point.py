@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -109,7 +111,7 @@ class Point:
         """Return the mixtures that were set when its step was drawn, inside a step."""
         return tuple(MixtureEvent(step=step, weights=dict(pairs)) for step, pairs in self.events)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A hash of everything in the point."""
         return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
@@ -117,6 +119,16 @@ class Point:
     def to_json(self) -> str:
         """Return the point as JSON."""
         return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":"))
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The point as it travels, of which thousands of ranks are told; see `unpack`."""
+        return zlib.compress(self.to_json().encode(), 1)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Point:
+        """Read `packed` back. Raises StateError as `from_json` does."""
+        return cls.from_json(zlib.decompress(packed).decode())
 
     @classmethod
     def from_json(cls, text: str) -> Point:

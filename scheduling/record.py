@@ -7,6 +7,7 @@ acts on what it says. Every change is by compare-and-set on (generation, incarna
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from megadask.scheduling.marks import Marks, Watermark
 from megadask.scheduling.passes import Passes
 from megadask.scheduling.point import Point
 from megadask.scheduling.portions import Portions
+from megadask.scheduling.roster import Roster
 
 #: So many events are kept for `stats`.
 MOST_NEWS = 1000
@@ -73,7 +75,7 @@ class RunRecord:
     planner: Owner | None = None
     loaders: dict[tuple[str, tuple[int, ...]], Owner] = field(default_factory=dict)
     shadows: dict[tuple[str, tuple[int, ...]], list[Owner]] = field(default_factory=dict)
-    constructors: dict[tuple[int, ...], Owner] = field(default_factory=dict)
+    constructors: Roster = field(default_factory=Roster)
     plans: dict[int, Portions] = field(default_factory=dict)
     next_step: int = 0
     events: list[MixtureEvent] = field(default_factory=list)
@@ -93,9 +95,9 @@ class RunRecord:
     num_casts: int = 0
 
     @property
-    def finished(self) -> frozenset[int]:
+    def finished(self) -> AbstractSet[int]:
         """Ranks that are done with the pass."""
-        return frozenset(self.passes.finished)
+        return self.passes.finished
 
     @property
     def low(self) -> Watermark:
@@ -128,14 +130,13 @@ class RunRecord:
         self.unread = {}
         self.next_step = origin.step
         self.watermarks = Marks(self.topology.world_size, (origin.step, origin.microbatch))
-        self._state_before = {origin.step: origin.state}
+        # Where ranks may stand: before whole steps, and what was asked for of places inside.
+        self._points = {(origin.step, 0): Point(step=origin.step, state=origin.state)}
         buckets = range(self.topology.num_buckets(self.axis))
-        self._delivered = Delivered(
-            # The pipeline may have sources that the state does not know.
-            check_lanes(PlannerState.from_json(origin.state), self.lanes),
-            [self.topology.ranks_of(bucket, self.axis) for bucket in buckets],
-            self.watermarks,
-        )
+        self.ranks_of_bucket = [self.topology.ranks_of(one, self.axis) for one in buckets]
+        # The pipeline may have sources that the state does not know.
+        sources = check_lanes(PlannerState.from_json(origin.state), self.lanes)
+        self._delivered = Delivered(sources, self.ranks_of_bucket, self.watermarks)
 
     @property
     def ended(self) -> bool:
@@ -175,7 +176,7 @@ class RunRecord:
         plan = Plan.from_arrow(data)
         self.plans[step] = Portions(plan)
         self.next_step = step + 1
-        self._state_before[step + 1] = plan.state
+        self._points[step + 1, 0] = Point(step=step + 1, state=plan.state)
         self._delivered.plan(plan)
         self.draw_digest = chain(self.draw_digest, plan.draw_digest)
         self.assignment_digest = chain(self.assignment_digest, plan.assignment_digest)
@@ -230,7 +231,7 @@ class RunRecord:
         self.agreement = Agreement(self.name, topology.world_size)
         self.passes = Passes(topology.world_size)
         self.hold = None
-        self.open_generation(Point(step=step, state=self._state_before[step]))
+        self.open_generation(self._points[step, 0])
 
     def note(self, what: str, **facts: Any) -> None:
         """Add to the news; the oldest go."""
@@ -248,17 +249,13 @@ class RunRecord:
 
     def is_actor(self, incarnation: str) -> bool:
         """Whether this is the present life of the planner or of a constructor."""
-        owners = [*self.constructors.values(), *([self.planner] if self.planner else [])]
-        return any(owner.incarnation == incarnation for owner in owners)
-
-    def buckets_of(self, incarnation: str) -> tuple[int, ...] | None:
-        """Return the buckets that a constructor serves, None if this is not its present life."""
-        return next((p for p, o in self.constructors.items() if o.incarnation == incarnation), None)
+        if self.planner is not None and self.planner.incarnation == incarnation:
+            return True
+        return self.constructors.buckets_of(incarnation) is not None
 
     def constructor_of(self, rank: int) -> Owner | None:
         """Return the constructor that serves a rank, None while there is none."""
-        bucket = self.bucket_of(rank)
-        return next((o for part, o in self.constructors.items() if bucket in part), None)
+        return self.constructors.of_bucket(self.bucket_of(rank))
 
     def bucket_of(self, rank: int) -> int:
         """Return the bucket that a rank consumes."""
@@ -288,18 +285,20 @@ class RunRecord:
                 remedy="Check ClientPlaceTree(dp=, pp=, cp=, tp=) and the launcher's world size.",
             )
 
-    def leave(self, rank: int, token: str) -> None:
-        """Give a rank back."""
-        if self.claims.holds(rank, token):
+    def leave(self, rank: int, token: str) -> bool:
+        """Give a rank back; return whether this trainer had it."""
+        if held := self.claims.holds(rank, token):
             self._free(rank)
+        return held
 
-    def drop_client(self, client: str) -> None:
-        """Free the ranks of a trainer that is gone."""
+    def drop_client(self, client: str) -> list[int]:
+        """Free the ranks of a trainer that is gone, and return them."""
         lost = self.claims.of_client(client)
         for rank in lost:
             self._free(rank)
         if lost and not self.claims:
             self.passes.level(range(self.topology.world_size))
+        return lost
 
     def _free(self, rank: int) -> None:
         """Free a rank, and forget where its trainer wanted to go back to."""
@@ -332,10 +331,10 @@ class RunRecord:
         """
         self._delivered.deliver(self._open_plans, self.watermarks)
         held, low = self.watermarks.steps, self.low[0]
-        for step in [step for step in self._state_before if step < low and step not in held]:
-            if not self.is_end(step):
-                self.plans.pop(step, None)
-                del self._state_before[step]
+        for mark in [mark for mark in self._points if mark[0] < low and mark[0] not in held]:
+            if not self.is_end(mark[0]):
+                self.plans.pop(mark[0], None)
+                del self._points[mark]
 
     def _is_committed(self, mark: Watermark) -> bool:
         """Whether the committed plans have a place like this."""
@@ -348,9 +347,8 @@ class RunRecord:
     @property
     def planner_point(self) -> Point:
         """Where a planner takes up the generation."""
-        if self.next_step == self.origin.step:
-            return self.origin
-        return Point(step=self.next_step, state=self._state_before[self.next_step])
+        begins = self.next_step == self.origin.step
+        return self.origin if begins else self._points[self.next_step, 0]
 
     def point_at(self, mark: Watermark) -> Point:
         """Return the resumable point of a watermark.
@@ -358,12 +356,12 @@ class RunRecord:
         That of a rank which is done with its pass may be freed; then it can only begin anew.
         """
         step, microbatch = mark
-        state = self._state_before.get(step)
-        if state is None or mark == (self.origin.step, self.origin.microbatch):
+        before = self._points.get((step, 0))
+        if before is None or mark == (self.origin.step, self.origin.microbatch):
             return self.origin
-        if microbatch == 0:
-            return Point(step=step, state=state)
-        return Point.inside(self.plans[step].plan, state, microbatch)
+        if mark not in self._points:  # kept, as it is told all ranks
+            self._points[mark] = Point.inside(self.plans[step].plan, before.state, microbatch)
+        return self._points[mark]
 
     # Going back -------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from distributed import Client, Scheduler, Variable
@@ -202,16 +202,26 @@ class Roles:
 
     async def stop_loader(self, owner: Owner) -> None:
         """Let a loader go; one that is lost already is gone."""
-        if owner.address in self._hosts:
-            await self._tell_loader(owner, "release")
+        await self.stop_loaders([owner])
+
+    async def stop_loaders(self, owners: Iterable[Owner]) -> None:
+        """Let loaders go, all of a worker in one call."""
+        lives: dict[str, list[str]] = {}
+        for owner in owners:
+            if owner.address in self._hosts:
+                lives.setdefault(owner.address, []).append(owner.incarnation)
+        calls = [self._tell_host(one, "release", incarnations=own) for one, own in lives.items()]
+        await asyncio.gather(*calls)
 
     async def _tell_loader(self, owner: Owner, call: str, **arguments: Any) -> None:
         """Call a loader that may be lost at this very moment."""
+        await self._tell_host(owner.address, call, incarnation=owner.incarnation, **arguments)
+
+    async def _tell_host(self, address: str, call: str, **arguments: Any) -> None:
+        """Call the host of loaders on a worker that may be lost at this very moment."""
         with contextlib.suppress(Exception):
-            told = getattr(self._scheduler.rpc(owner.address), LOADER_HOST)(
-                call=call, incarnation=owner.incarnation, **arguments
-            )
-            await within(5.0, told, f"a loader on {owner.address} to {call}")
+            told = getattr(self._scheduler.rpc(address), LOADER_HOST)(call=call, **arguments)
+            await within(5.0, told, f"{address} to {call} loaders")
 
     async def close(self) -> None:
         """Close the client."""

@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from megadask.planner.errors import ConfigError
 from megadask.planner.state import MixtureEvent
 from megadask.planner.topology import ClientPlaceTree
+from megadask.scheduling.bulletin import Bulletin
 from megadask.scheduling.checkpoint import Checkpoint
 from megadask.scheduling.errors import ClosedError, JournalError, ServiceError, pack_error
 from megadask.scheduling.journal import Journal, StorageError
@@ -18,7 +20,7 @@ from megadask.scheduling.kept import Kept, last
 from megadask.scheduling.life import Owner
 from megadask.scheduling.point import Point
 from megadask.scheduling.record import RunRecord
-from megadask.scheduling.wire import Signal
+from megadask.scheduling.wire import TRUST_S, Signal
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +42,12 @@ class Run:
         Writes the journal, if there is one.
     active
         Whether the planner may plan; a pipeline that restarts rests between its passes.
-    version
-        Grows with every change that somebody may wait for.
+    changed
+        Wakes those who wait for anything, with every change; not for what ranks wait in thousands.
+    turned
+        Wakes those who wait for what concerns all ranks: roles, generations, passes, the end.
+    bulletin
+        What constructors have to hear of.
     commits
         Held while something is committed: journal first, then the record.
     custody
@@ -50,16 +56,14 @@ class Run:
         Why it was closed.
     error
         Packed error of a role that cannot go on.
-    heard
-        Incarnation of a constructor to the last version that it has taken up.
-    told
-        Wakes those who wait for constructors to take something up.
     dropped
         Standbys that are none any more, and still open.
     mixtures
         All that were ever set: a run that goes back comes by them again.
     failing_since
         When storage began to fail, by the event loop's clock; None while it works.
+    lapses_looked_at
+        When claims were last looked at for trainers that are gone, by Dask's clock.
     """
 
     record: RunRecord
@@ -68,21 +72,26 @@ class Run:
     checkpoint: Checkpoint | None
     active: bool
     changed: Signal = field(default_factory=Signal)
-    version: int = 0
+    turned: Signal = field(default_factory=Signal)
+    bulletin: Bulletin = field(default_factory=Bulletin)
     commits: asyncio.Lock = field(default_factory=asyncio.Lock)
     custody: asyncio.Lock = field(default_factory=asyncio.Lock)
     closed: str | None = None
     error: bytes | None = None
-    heard: dict[str, int] = field(default_factory=dict)
-    told: Signal = field(default_factory=Signal)
     dropped: list[Owner] = field(default_factory=list)
     mixtures: list[MixtureEvent] = field(default_factory=list)
     failing_since: float | None = None
+    lapses_looked_at: float = 0.0
 
     @property
     def name(self) -> str:
         """Name of the record."""
         return self.record.name
+
+    @property
+    def version(self) -> int:
+        """Grows with every change that somebody may wait for."""
+        return self.bulletin.version
 
     @property
     def over(self) -> bool:
@@ -91,9 +100,49 @@ class Run:
 
     def bump(self) -> None:
         """Tell everybody who waits that something changed."""
-        self.version += 1
+        self.bulletin.change()
         self.changed.set()
-        self.told.set()
+        self.turned.set()
+
+    @cached_property
+    def beginning(self) -> Point:
+        """Where the pipeline begins, and each of its passes."""
+        return Point.from_json(self.header["origin"])
+
+    def bump_for(self, rank: int) -> None:
+        """Tell everybody who waits of a change that only one rank's constructor has to hear of."""
+        owner = self.record.constructor_of(rank)
+        if owner is not None:  # a new one hears of everything
+            self.bulletin.change_for(owner.incarnation)
+        self.changed.set()
+
+    def drop_client(self, client: str) -> bool:
+        """Free the ranks of a trainer that is gone; return whether there were any."""
+        lost = self.record.drop_client(client)
+        if lost and not self.record.claims:
+            self.bump()  # all ranks take up another pass
+        for rank in lost:
+            self.bump_for(rank)
+        return bool(lost)
+
+    async def fence(self, rank: int) -> None:
+        """Wait until what earlier trainers of a rank acknowledge counts for nothing any more.
+
+        Its constructor then knows the new one; or it is so long that it has not asked that it
+        trusts nobody before it has (`TRUST_S`).
+        """
+        version, now = self.version, asyncio.get_running_loop().time
+        deadline = now() + TRUST_S
+        while (owner := self.record.constructor_of(rank)) is not None and now() < deadline:
+
+            def is_over(asked: Owner = owner) -> bool:
+                ends = self.over or self.error is not None  # then constructors no longer ask
+                return ends or self.record.constructor_of(rank) != asked
+
+            life = owner.incarnation
+            await self.bulletin.wait_until_heard(life, version, is_over, deadline - now())
+            if not is_over() or self.over or self.error is not None:
+                return
 
     def close(self, reason: str) -> None:
         """Close it for everybody who calls from now on; the first reason stays."""
@@ -205,7 +254,7 @@ class Run:
             if self.record.pass_number == self.record.passes.current:
                 return  # somebody else was quicker
             self.active = False
-            await self._open(Point.from_json(self.header["origin"]))
+            await self._open(self.beginning)
         self.bump()
 
     async def _open(self, origin: Point) -> None:

@@ -28,6 +28,8 @@ from megadask.scheduling.wire import ARRIVAL, SUPERVISOR, Signal
 
 #: So many services that have ended are remembered, for trainers that ask about them.
 MOST_ENDED = 1000
+#: How often all claims are looked at for trainers that are gone, while free ranks are taken.
+SWEEP_S = 1.0
 #: How long a trainer or driver whose connection ends has to make another one.
 RECONNECT_S = 2.0
 
@@ -105,9 +107,7 @@ class Supervisor(SchedulerPlugin):
             return
         self._driver_is_lost(client, "is gone")
         for run in list(self._runs.values()):
-            run.record.drop_client(client)
-            run.bump()
-            if not run.over:
+            if run.drop_client(client) and not run.over:
                 self._spawn(run.turn_pass())
 
     def _driver_is_lost(
@@ -164,7 +164,7 @@ class Supervisor(SchedulerPlugin):
                 **arguments,
             )
         if call == "join":
-            self._drop_lapsed(known)
+            self._drop_lapsed(known, arguments["rank"])
         return await CALLS[call](known, **arguments)
 
     def _known(self, name: str) -> Run:
@@ -240,13 +240,19 @@ class Supervisor(SchedulerPlugin):
             **await self._custody.status(run),
         }
 
-    def _drop_lapsed(self, run: Run) -> None:
-        """Free the ranks of trainers that Dask has not heard of for longer than the lease."""
-        clients = self._scheduler.clients
-        for claim in list(run.record.claims.values()):
-            state = clients.get(claim.client)
-            if state is None or time() - state.last_seen > run.header["lease_s"]:
-                run.record.drop_client(claim.client)
+    def _drop_lapsed(self, run: Run, rank: int) -> None:
+        """Free the ranks of trainers that Dask has not heard of for longer than the lease.
+
+        Ranks come by the thousand: not every one looks at all others, if the one it wants is free.
+        """
+        known, now = self._scheduler.clients, time()
+        if rank not in run.record.claims and now - run.lapses_looked_at < SWEEP_S:
+            return
+        run.lapses_looked_at = now
+        for client in {claim.client for claim in run.record.claims.values()}:
+            state = known.get(client)
+            if state is None or now - state.last_seen > run.header["lease_s"]:
+                run.drop_client(client)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -33,8 +33,6 @@ Answer = tuple[dict[str, Any], Reply]
 
 #: How long a constructor or the supervisor holds one call before it says that it still waits.
 HOLD_S = 10.0
-#: How long to wait for an answer before asking whether the constructor is still the same.
-LISTEN_S = 2.0
 #: Longest wait for an acknowledgement that nothing depends on but freed memory and the audit.
 ACKNOWLEDGE_S = 8.0
 #: How long to wait for a lost constructor to be replaced before trying the old one again.
@@ -87,7 +85,7 @@ class TrainerLink:
         self.components: dict[str, str] = joined["components"]
         self.restarts: bool = joined["restart"]
         self.place: dict[str, Any] = joined["place"]
-        beginning = Point.from_json(joined["beginning"])
+        beginning = Point.unpack(joined["beginning"])
         self._turning = Turning(self._desk, self._token, joined["pass"], beginning)
         self._inflight: dict[Watermark, Call | Answer] = {}
         self._track: Track
@@ -248,7 +246,7 @@ class TrainerLink:
                 elif status == "moved":
                     self._find_constructor(min(REPLACE_S, left))
                 elif status == "behind" and self._track.is_at_start:
-                    self._stand(self._look())
+                    self._stand(self._look(with_point=True))
                 elif status == "claim":
                     raise ClaimError(
                         f"rank {self.rank} of {self._run} no longer belongs to this trainer",
@@ -276,7 +274,7 @@ class TrainerLink:
         """Return what a call to the constructor returns, unless that is found to be lost."""
         while True:
             try:
-                return call.result(timeout=LISTEN_S)
+                return call.result(timeout=self.place["listen_s"])
             except TimeoutError:
                 # The call to an actor that was lost may never end; its successor is known sooner.
                 before = self._key
@@ -354,18 +352,19 @@ class TrainerLink:
 
     def _stand(self, standing: dict[str, Any]) -> None:
         """Begin at the place that the supervisor has on record."""
-        self._track = Track(Point.from_json(standing["point"]))
+        self._track = Track(Point.unpack(standing["point"]))
         self._mark = self._sent = self.position
         self._inflight.clear()
         self._generation: int = standing["generation"]
         self._origin: str = standing["origin"]
         self._key: str | None = standing["constructor"]
 
-    def _look(self, lost: str | None = None, wait_s: float = 0.0) -> dict[str, Any]:
+    def _look(
+        self, lost: str | None = None, wait_s: float = 0.0, *, with_point: bool = False
+    ) -> dict[str, Any]:
         """Learn who serves this rank now, waiting for another one than was lost."""
-        standing: dict[str, Any] = self._desk.ask(
-            "look", token=self._token, step=self.position[0], lost=lost, wait_s=wait_s
-        )
+        asked = {"step": self.position[0], "lost": lost, "with_point": with_point}
+        standing: dict[str, Any] = self._desk.ask("look", token=self._token, wait_s=wait_s, **asked)
         self._key = standing["constructor"]
         return standing
 

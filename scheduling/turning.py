@@ -63,7 +63,7 @@ class Turning:
     def _ask_point(self, wait_s: float) -> tuple[dict[str, Any] | None, str]:
         assert self._asked is not None
         point, refusals = self._asked
-        told = {"token": self._token, "point": point.to_json(), "refusals": refusals}
+        told = {"token": self._token, "point": point.packed, "refusals": refusals}
         reply = self._desk.ask("rewind", wait_s=wait_s, **told)
         if reply["status"] == "wait":
             self._asked = (point, reply["refusals"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 from megadask.scheduling.errors import DeadlineError
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 #: Name of the handler that workers and clients call on the scheduler.
@@ -40,6 +41,34 @@ async def within(seconds: float, awaitable: Awaitable[T], what: str) -> T:
             limit=f"an answer within {seconds:g} s",
             remedy="See the logs of the Dask workers, or raise the timeout.",
         ) from error
+
+
+async def side_by_side(
+    works: Mapping[K, Callable[[], Awaitable[T]]], most: int, done: MutableMapping[K, T]
+) -> None:
+    """Carry out works, so many at a time, and put what each returns into ``done`` at once.
+
+    In the end they are there in the order of the works. After one has failed no other is begun.
+    Those that are under way go on to their end, and are done, too; then the first error is raised.
+    """
+    room = asyncio.Semaphore(most)
+    errors: list[BaseException] = []
+
+    async def carry_out(key: K) -> None:
+        async with room:
+            if errors:
+                return
+            try:
+                done[key] = await works[key]()
+            except Exception as error:
+                errors.append(error)
+
+    await asyncio.gather(*map(carry_out, works))
+    for key in works:
+        if key in done:
+            done[key] = done.pop(key)
+    if errors:
+        raise errors[0]
 
 
 class Signal:

@@ -13,7 +13,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 import megadask as md
-from megadask.scheduling import calls, constructor_actor
+from megadask.scheduling import constructor_actor
+from megadask.scheduling import run as run_module
 from megadask.scheduling.delivery import read_reply
 from megadask.scheduling.owners import Partners
 from tests.conftest import wait_until
@@ -47,7 +48,7 @@ def test_acknowledgements_of_an_earlier_trainer_are_refused(
     Cut off, the constructor does not hear of the heir before that.
     """
     if is_cut_off:
-        for party in (calls, constructor_actor):
+        for party in (run_module, constructor_actor):
             monkeypatch.setattr(party, "TRUST_S", 1.0)
     gate, held = threading.Event(), threading.Event()
     gate.set()
@@ -72,7 +73,7 @@ def test_acknowledgements_of_an_earlier_trainer_are_refused(
         with connect(service, 0, force=True) as heir:
             stale._link.consume(stale._link.position)
             with pytest.raises(md.errors.ClaimError):
-                stale._link._desk.ask("look", token=stale._link._token, step=0, lost=None, wait_s=0)
+                stale._link._look()
             answer = stale._link._send_mark(stale._link._desk.line).result(timeout=20)
             assert read_reply(answer)[0]["status"] == "claim"
             assert record.watermarks[0] == (0, 2)

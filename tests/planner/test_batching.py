@@ -152,7 +152,7 @@ def test_the_audit_of_a_resumed_run_is_clean(
     ledger = Ledger(before)
     for drawn in resumed.draws(MANY):
         num_rows = drawn.table.num_rows
-        ledger.plan(drawn.table, drawn.passed, np.ones(num_rows, bool), drawn.state)
+        ledger.plan(drawn.table, drawn.passed, np.ones(num_rows, bool), drawn.state.sources)
         assert ledger.report([drawn.table])["ok"]
         ledger.deliver(drawn.table, np.arange(num_rows))
         report = ledger.report([])

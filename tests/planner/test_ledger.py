@@ -16,7 +16,7 @@ from megadask.planner.ledger import COUNTS, Ledger, unread_records
 from megadask.planner.metadata import Metadata, concat
 from megadask.planner.plan import Plan
 from megadask.planner.runs import Runs
-from megadask.planner.state import LaneCursor, PlannerState, SourceState, with_waits
+from megadask.planner.state import LaneCursor, PlannerState, SourcesIn, SourceState, with_waits
 from tests.fakes import Driver, MemorySource, Record, ok, restored, span_table, without
 from tests.strategies import World, chunks, laws, worlds
 
@@ -26,8 +26,10 @@ intervals = st.tuples(st.integers(0, 30), st.integers(0, 30))
 
 
 @laws
-@given(st.lists(st.tuples(st.booleans(), intervals), max_size=20), st.integers(0, 35))
-def test_runs_are_a_set_of_integers(changes: list[tuple[bool, tuple[int, int]]], end: int) -> None:
+@given(st.lists(st.tuples(st.booleans(), intervals), max_size=20), st.integers(0, 35), intervals)
+def test_runs_are_a_set_of_integers(
+    changes: list[tuple[bool, tuple[int, int]]], end: int, part: tuple[int, int]
+) -> None:
     runs, model = Runs(), set[int]()
     for adds, (start, stop) in changes:
         if adds:
@@ -38,6 +40,7 @@ def test_runs_are_a_set_of_integers(changes: list[tuple[bool, tuple[int, int]]],
             model -= set(range(start, stop))
         assert len(runs) == len(model)
         assert {k for k in range(40) if k in runs} == model
+        assert runs.overlaps(*part) == bool(model & set(range(*part)))
         assert runs.missing_below(end) == sorted(set(range(end)) - model)
         assert runs.covers(end) == (set(range(end)) <= model)
 
@@ -62,8 +65,7 @@ class Audited:
 
     def plan(self, plan: Plan) -> None:
         fresh_N = plan.bucket_N >= 0
-        state = PlannerState.from_json(plan.state)
-        self.ledger.plan(plan.table, plan.passed, fresh_N, state)
+        self.ledger.plan(plan.table, plan.passed, fresh_N, SourcesIn(plan.state))
         self.pending.append(plan.table.take(fresh_N))
 
     def deliver(self) -> None:
@@ -205,10 +207,39 @@ def state(
 def audit(origin: PlannerState, after: PlannerState, *delivered: tuple[int, ...]) -> dict[str, Any]:
     ledger = Ledger(origin)
     table = span_table(delivered)
-    ledger.plan(table, span_table([]), np.ones(table.num_rows, bool), after)
+    ledger.plan(table, span_table([]), np.ones(table.num_rows, bool), after.sources)
     ledger.deliver(table, np.arange(table.num_rows))
     report: dict[str, Any] = ledger.report([])
     return report
+
+
+@laws
+@given(
+    st.lists(
+        st.builds(
+            lambda lane, position, start, size: span(
+                position, start, min(4, start + size), 4, lane
+            ),
+            st.integers(0, 1),
+            st.integers(0, 6),
+            st.sampled_from([0, 0, 0, 1, 3]),
+            st.sampled_from([4, 4, 4, 1, 2]),
+        ),
+        max_size=30,
+    )
+)
+def test_spans_count_alike_together_and_one_by_one(rows: list[tuple[int, ...]]) -> None:
+    """Also where some are delivered again, in one piece or several."""
+    ledgers = [Ledger(state((0, 0, 0, 0), [0, 0])) for _ in range(2)]
+    table = span_table(rows)
+    after = state((0, 7, 0, 0), [7, 7]).sources
+    for ledger in ledgers:
+        ledger.plan(table, span_table([]), np.ones(table.num_rows, bool), after)
+    ledgers[0].deliver(table, np.arange(table.num_rows))
+    for row in range(table.num_rows):
+        ledgers[1].deliver(table, np.array([row]))
+    together, apart = (ledger.report([]) for ledger in ledgers)
+    assert together == apart
 
 
 START = state((0, 0, 0, 0), [0])
@@ -261,7 +292,7 @@ def test_a_lane_of_which_nothing_came_is_missed() -> None:
 def test_what_was_delivered_before_the_generation_counts_neither_way() -> None:
     ledger = Ledger(START)
     table = span_table([span(0, 0, 4, 4), span(1, 0, 4, 4)])
-    ledger.plan(table, span_table([]), np.array([False, True]), state((0, 2, 0, 0), [2]))
+    ledger.plan(table, span_table([]), np.array([False, True]), state((0, 2, 0, 0), [2]).sources)
     assert ledger.report([table.take(np.array([1]))])["ok"]
     ledger.deliver(table, np.array([1]))
     report = ledger.report([])

@@ -21,6 +21,7 @@ def test_the_lowest_of_all_ranks(
         if rank < world and mark > plain[rank]:
             marks.raise_to(rank, mark)
             plain[rank] = mark
+        assert plain[marks.slowest] == min(plain.values())
     assert marks == plain
     assert marks.low(()) == min(plain.values())
     others = [mark for rank, mark in plain.items() if rank not in without]

@@ -33,6 +33,9 @@ def test_only_ranks_of_one_pass_read_at_a_time(moves: list[tuple[int, str]]) -> 
             assert passes.next_of(rank) == number + (rank in reading)
             reading.pop(rank, None)
         assert passes.current - before in (0, 1)
+        numbers = [passes.next_of(one) for one in range(RANKS)]
+        assert passes.current == min(numbers)
+        assert passes.finished == {n for n, one in enumerate(numbers) if one > passes.current}
         assert set(reading.values()) <= {passes.current}
         assert not set(reading) & set(passes.finished)
         assert len(passes.finished) < RANKS
@@ -45,3 +48,4 @@ def test_ranks_that_were_lost_together_take_up_one_pass() -> None:
     passes.level(range(RANKS))
     assert [passes.next_of(rank) for rank in range(RANKS)] == [1] * RANKS
     assert passes.current == 1
+    assert not passes.finished

@@ -49,6 +49,7 @@ def test_a_point_survives_json(point: Point) -> None:
     assert read == point
     assert hash(read) == hash(point)
     assert read.digest == point.digest
+    assert Point.unpack(point.packed) == point
 
 
 @laws

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megadask.planner import columnar
 from megadask.planner.batching import Packed
 from megadask.planner.draw import DrawRules
+from megadask.planner.errors import StateError
 from megadask.planner.ids import Verdict
+from megadask.planner.metadata import Metadata
 from megadask.planner.plan import Plan
 from megadask.scheduling.point import Point, verdicts_of
-from megadask.scheduling.portions import Portion, Portions, microbatches_of
+from megadask.scheduling.portions import Portion, Portions, microbatches_of, read_text
 from tests.fakes import Driver, MemorySource, Record, ok
-from tests.strategies import laws
+from tests.strategies import laws, span_tables
 
 NUM_BUCKETS = 4
 
@@ -44,7 +47,7 @@ def test_parts_tile_the_plan(plan: Plan, order: list[int], count: int) -> None:
     rows = []
     for first in range(count):
         buckets = order[first::count]
-        part = Portion.read(Portions(plan).of(buckets))
+        part = Portion.read(Portions(plan).of(buckets), plan.sources)
         rows += part.row_N.tolist()
         for bucket in buckets:
             for microbatch in range(plan.num_microbatches):
@@ -60,14 +63,51 @@ def test_parts_tile_the_plan(plan: Plan, order: list[int], count: int) -> None:
 
 
 @laws
+@given(st.sampled_from(PLANS), st.sets(st.integers(0, 1000)))
+def test_rows_are_read_as_they_were_cut(plan: Plan, numbers: set[int]) -> None:
+    rows = np.array(sorted({number % plan.table.num_rows for number in numbers}), np.int64)
+    placed = ("bucket", "microbatch", "pack", "offset")
+    part = replace(
+        plan,
+        table=plan.table.take(rows),
+        **{f"{name}_N": getattr(plan, f"{name}_N")[rows] for name in placed},
+    )
+    data = plan.cutter().cut(rows)
+    assert Plan.from_cut(data).to_arrow() == part.to_arrow()
+    with pytest.raises(StateError, match="another kind"):
+        columnar.read_cut("table", 1, data)
+
+
+@laws
+@given(span_tables(), st.data())
+def test_rows_of_any_table_are_cut(table: Metadata, data: st.DataObject) -> None:
+    """With scalars, items, and integers of any size."""
+    numbers = data.draw(st.sets(st.integers(0, max(0, table.num_rows - 1))))
+    rows = np.array(sorted(numbers)[: table.num_rows], np.int64)
+    found, header = columnar.read_cut(
+        "part", 1, columnar.Cutter("part", 1, table, {"a": 1}).cut(rows)
+    )
+    assert header == {"a": 1}
+    expected = table.take(rows)
+    assert list(found) == list(expected)
+    for name, column in expected.items():
+        assert found[name].dtype == column.dtype
+        np.testing.assert_array_equal(found[name], column)
+    assert list(found.ragged) == list(expected.ragged)
+    for name, items in expected.ragged.items():
+        np.testing.assert_array_equal(found.ragged[name].offsets, items.offsets)
+        np.testing.assert_array_equal(found.ragged[name].lengths_I, items.lengths_I)
+
+
+@laws
 @given(st.sampled_from(PLANS), st.integers(0, NUM_BUCKETS - 1))
 def test_a_part_knows_of_the_whole_step(plan: Plan, bucket: int) -> None:
-    part = Portion.read(Portions(plan).of([bucket]))
+    part = Portion.read(Portions(plan).of([bucket]), plan.sources)
     assert part.plan.step == plan.step
     assert part.plan.num_microbatches == plan.num_microbatches > 1
     assert part.plan.assignment_digest == plan.assignment_digest
     assert part.facts["imbalance"] == plan.imbalance
-    text = json.loads(part.text.tobytes())
+    text = read_text(part.text.tobytes())
     assert text["state_after"] == plan.state
     for microbatch in range(1, plan.num_microbatches):
         made = Point.of(
@@ -88,5 +128,5 @@ def test_a_part_does_not_grow_with_the_ranks() -> None:
     """What each of N constructors is told of a step of N times as many spans."""
     small, large = (planned(ranks, 2)[1] for ranks in (4, 64))
     assert large.table.num_rows > 10 * small.table.num_rows
-    sizes = [len(Portions(plan).of([0])["plan"]) for plan in (small, large)]
+    sizes = [len(Portions(plan).of([0])["cut"]) for plan in (small, large)]
     assert sizes[1] == pytest.approx(sizes[0], rel=0.1)

@@ -655,7 +655,7 @@ def test_ranks_outside_the_mesh_are_refused(rank: int) -> None:
 
 def test_a_rank_is_served_by_the_constructor_of_its_bucket() -> None:
     record = Run().record
-    record.constructors = {(0,): Owner("one", "c-0"), (1,): Owner("two", "c-1")}
+    record.constructors.update({(0,): Owner("one", "c-0"), (1,): Owner("two", "c-1")})
     served = [record.constructor_of(rank) for rank in range(4)]
     assert [owner.incarnation if owner else None for owner in served] == [
         f"c-{TOPOLOGY.bucket_of(rank, 'dp')}" for rank in range(4)
