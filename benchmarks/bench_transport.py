@@ -25,7 +25,7 @@ import torch
 from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 
-from megadask.scheduling.delivery import Reply, read_reply, reply
+from megadask.scheduling.delivery import Reply, reply
 from megadask.scheduling.line import Line
 from megadask.scheduling.receiver import Receiver
 from megadask.scheduling.ring import Ring
@@ -84,10 +84,9 @@ def by_megadask(num_bytes: int, client: Client, *, shared: bool, written: bool) 
 
     def take() -> NDArray[np.uint8]:
         use = receiver.use() if shared else [None, []]
-        header, arrays = read_reply(line.call("fetch", use, written).result(timeout=WAIT_S))
-        opened = receiver.open(header["shared"]) if shared else arrays
-        assert opened is not None
-        return opened["data"]
+        call = line.call("fetch", use, written, then=receiver.take)
+        data: NDArray[np.uint8] = call.result(timeout=WAIT_S)[1]["data"]
+        return data
 
     yield take
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from collections.abc import Callable
 from typing import Any
 
 from distributed import Client, Future
@@ -34,8 +35,17 @@ class Line:
         self._actor = actor  # its client knows by it whether its worker is lost
         self._future = future
 
-    def call(self, method: str, *plain: Any) -> concurrent.futures.Future[Reply]:
+    def call(
+        self, method: str, *plain: Any, then: Callable[[Reply], Any] | None = None
+    ) -> concurrent.futures.Future[Any]:
         """Call a method of the actor. Its answer raises OSError or RuntimeError if it is lost.
+
+        Parameters
+        ----------
+        method, *plain
+            Its name and arguments.
+        then
+            Makes of the reply what the answer is, as soon as it is there: in the client's thread.
 
         Raises
         ------
@@ -45,9 +55,11 @@ class Line:
         if self._future.status not in ("finished", "pending"):
             raise RuntimeError(f"the worker of {self.key} was lost ({self._future.status})")
         loop: asyncio.AbstractEventLoop = self._client.loop.asyncio_loop  # type: ignore[union-attr]
-        return asyncio.run_coroutine_threadsafe(self._answer(method, plain), loop)
+        return asyncio.run_coroutine_threadsafe(self._answer(method, plain, then), loop)
 
-    async def _answer(self, method: str, plain: tuple[Any, ...]) -> Reply:
+    async def _answer(
+        self, method: str, plain: tuple[Any, ...], then: Callable[[Reply], Any] | None
+    ) -> Any:
         worker = self._client.rpc(self._actor._address)
         try:
             answer = await worker.actor_execute(function=method, actor=self.key, args=plain)
@@ -55,5 +67,5 @@ class Line:
             raise OSError(f"{self.key} is not there: {type(error).__name__}") from error
         if answer["status"] == "OK":
             reply: Reply = answer["result"]
-            return reply
+            return reply if then is None else then(reply)
         raise answer["exception"]

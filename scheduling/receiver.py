@@ -2,20 +2,28 @@
 
 What it maps is private to the process: tensors may be changed in place, and nobody else sees it.
 They keep their memory for as long as they are there, whatever becomes of the constructor.
+
+Batches are mapped as they come, in the thread of the client: the trainer, which works meanwhile,
+finds them ready.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from megadask.scheduling.delivery import Reply, read_reply
 from megadask.scheduling.segment import GoneError, host_identity, map_segment
 from megadask.scheduling.share import Arrays, arrays_in, parts_of
+
+#: What a constructor answered: header and arrays.
+Answer = tuple[dict[str, Any], Reply]
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +43,10 @@ class Receiver:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._host = host_identity()
-        self._held: set[int] = set()
-        # Tensors may end in any thread, also in the middle of anything that this one does.
+        self._held: Counter[int] = Counter()  # one that is sent again may be there twice
+        # Batches come in another thread than they are used in, and tensors may end in any, also in
+        # the middle of anything that this one does.
+        self._came: deque[int] = deque()
         self._let_go: deque[int] = deque()
         self._num_gone = 0  # in a row
         self.num_shared = 0
@@ -44,13 +54,29 @@ class Receiver:
 
     def use(self) -> list[Any]:
         """Return what to tell the constructor: on which host this is, and what is in use."""
-        while self._let_go:
-            self._held.discard(self._let_go.popleft())
+        let_go = len(self._let_go)  # all of these have come before
+        while self._came:
+            self._held[self._came.popleft()] += 1
+        for _ in range(let_go):
+            self._held[self._let_go.popleft()] -= 1
+        self._held = +self._held  # those that are there
         return [self._host, list(self._held)]
 
     def stats(self) -> dict[str, Any]:
         """Return how many batches were mapped, and why no others, if any reason is known."""
         return {"shared_batches": self.num_shared, "why_not_shared": self.why_not}
+
+    def take(self, answer: Reply) -> Answer:
+        """Return an answer's header and arrays, those in shared memory too.
+
+        They are not there if they, or the constructor, are there no more, or if they cannot be had
+        in this way; ask again.
+        """
+        header, arrays = read_reply(answer)
+        if "shared" in header:
+            with suppress(GoneError):
+                arrays.update(self.open(header["shared"]) or {})
+        return header, arrays
 
     def open(self, told: Mapping[str, Any]) -> Arrays | None:
         """Return the arrays that `Ring.give` told of; None if they cannot be had in this way.
@@ -81,7 +107,7 @@ class Receiver:
             return None
         self._num_gone = 0
         memory = np.frombuffer(mapped, np.uint8)
-        self._held.add(content)
+        self._came.append(content)
         ended = weakref.finalize(mapped, self._let_go.append, content)
         ended.atexit = False
         self.num_shared += 1

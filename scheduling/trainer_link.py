@@ -14,22 +14,20 @@ from typing import Any
 from distributed import Client
 
 from megadask.planner.errors import MegaDaskError
-from megadask.scheduling.delivery import Microbatch, Reply, StepFacts, read_reply
+from megadask.scheduling.delivery import Microbatch, Reply, StepFacts
 from megadask.scheduling.desk import GRACE_S, Desk, process_name
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
 from megadask.scheduling.line import Line
 from megadask.scheduling.marks import Watermark
 from megadask.scheduling.point import Point
 from megadask.scheduling.prefetch import Prefetch
-from megadask.scheduling.receiver import Receiver
-from megadask.scheduling.segment import GoneError
+from megadask.scheduling.receiver import Answer, Receiver
 from megadask.scheduling.share import IDS
 from megadask.scheduling.track import Track
 from megadask.scheduling.turning import Turning
 
-#: What was asked of the constructor, and what it answered: header and arrays.
-Call = Future[Reply]
-Answer = tuple[dict[str, Any], Reply]
+#: What was asked of the constructor.
+Call = Future[Answer]
 
 #: How long a constructor or the supervisor holds one call before it says that it still waits.
 HOLD_S = 10.0
@@ -167,7 +165,8 @@ class TrainerLink:
     def _send_mark(self, line: Line) -> Call:
         self._sent = self._mark
         use = self._receiver.use()
-        return line.call("acknowledge", self.rank, self._token, self._generation, self._mark, use)
+        own = (self.rank, self._token, self._generation)
+        return line.call("acknowledge", *own, self._mark, use, then=self._receiver.take)
 
     # Going back -------------------------------------------------------------------------------
 
@@ -219,7 +218,9 @@ class TrainerLink:
                         self._stand(standing)
                     continue
                 try:
-                    self._request_ahead()
+                    is_here = self._is_here()
+                    if not is_here:
+                        self._request_ahead()
                     header, arrays = self._answer(left)
                 except MegaDaskError:
                     raise
@@ -231,6 +232,8 @@ class TrainerLink:
                 if status == "batch":
                     if (opened := self._open(header, arrays)) is None:
                         continue
+                    if is_here:  # only now: the client's thread, once awake, takes the interpreter
+                        self._request_ahead()
                     return opened
                 if status == "end":
                     self.consume((header["step"], 0))
@@ -257,6 +260,11 @@ class TrainerLink:
         finally:
             self.wait_s += time.monotonic() - begin
 
+    def _is_here(self) -> bool:
+        """Whether the constructor has answered about the position."""
+        held = self._inflight.get(self.position)
+        return isinstance(held, tuple) or (held is not None and held.done())
+
     def _answer(self, left_s: float) -> Answer:
         """Return the constructor's answer about the position."""
         held = self._inflight[self.position]
@@ -264,13 +272,13 @@ class TrainerLink:
             return held
         deadline = time.monotonic() + min(left_s, HOLD_S + GRACE_S)
         waited = not held.done()
-        answer = self._inflight[self.position] = read_reply(self._listen(held, deadline))
+        answer = self._inflight[self.position] = self._listen(held, deadline)
         if "was_built" in answer[0]:
             facts = {name: answer[0][name] for name in ("was_built", "num_bytes")}
             self._prefetch.note(waited=waited, **facts)
         return answer
 
-    def _listen(self, call: Call, deadline: float) -> Reply:
+    def _listen(self, call: Call, deadline: float) -> Answer:
         """Return what a call to the constructor returns, unless that is found to be lost."""
         while True:
             try:
@@ -328,21 +336,16 @@ class TrainerLink:
             with_plan,
             self._keys,
             self._receiver.use(),
+            then=self._receiver.take,
         )
 
     def _open(self, header: dict[str, Any], arrays: Reply) -> Answer | None:
-        """Return what came for the position, its arrays mapped; None to ask for it again."""
+        """Return what came for the position; None to ask for it again."""
+        if IDS not in arrays:
+            self._inflight.clear()
+            self._look()
+            return None
         text = arrays.pop("plan", None)
-        if "shared" in header and IDS not in arrays:
-            try:
-                mapped = self._receiver.open(header["shared"])
-            except GoneError:
-                mapped = None
-            if mapped is None:
-                self._inflight.clear()
-                self._look()
-                return None
-            arrays.update(mapped)
         if self._track.facts is None:
             assert text is not None
             self._track.learn(StepFacts(**header["facts"], text=text.tobytes()))
