@@ -13,7 +13,6 @@ import logging
 import weakref
 from collections import Counter, deque
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ class Receiver:
         # the middle of anything that this one does.
         self._came: deque[int] = deque()
         self._let_go: deque[int] = deque()
-        self._num_gone = 0  # in a row
+        self._num_missed = 0  # in a row
         self.num_shared = 0
         self.why_not = "" if self._host else "this system has no memfd or /proc"
 
@@ -69,46 +68,44 @@ class Receiver:
     def take(self, answer: Reply) -> Answer:
         """Return an answer's header and arrays, those in shared memory too.
 
-        They are not there if they, or the constructor, are there no more, or if they cannot be had
-        in this way; ask again.
+        Where these cannot be had they are missing, and the header's ``missed`` says why.
         """
         header, arrays = read_reply(answer)
-        if "shared" in header:
-            with suppress(GoneError):
-                arrays.update(self.open(header["shared"]) or {})
+        if "shared" in header and self._host is not None:
+            try:
+                arrays.update(self._mapped(header["shared"]))
+                self._num_missed = 0
+            except OSError as error:
+                header["missed"] = error
         return header, arrays
 
-    def open(self, told: Mapping[str, Any]) -> Arrays | None:
-        """Return the arrays that `Ring.give` told of; None if they cannot be had in this way.
+    def miss(self, error: OSError | None) -> None:
+        """Take note that a batch that is wanted now is missing; it has to be asked for again.
 
-        Raises
-        ------
-        GoneError
-            They, or the constructor, are there no more; ask again.
+        Several may be gone at once, with their constructor: only the one that is wanted counts.
         """
+        if error is None or self._host is None:  # it was asked for when others could be mapped
+            return
+        self._num_missed += 1
+        if isinstance(error, GoneError) and self._num_missed < MOST_GONE:
+            return
+        self._host = None
+        self.why_not = f"{type(error).__name__}: {error}"
+        logger.warning(
+            "rank %d cannot map the batches of its constructor, though it is on the same host; "
+            "they come over the network from now on: %s",
+            self._rank,
+            self.why_not,
+        )
+
+    def _mapped(self, told: Mapping[str, Any]) -> Arrays:
+        """Return the arrays that `Ring.give` told of. Raises OSError."""
         where, content = told["arrays"], int(told["content"])
         parts = parts_of(where)
         size = max((end for _, end in parts), default=0)
-        try:
-            of = (told["process"], told["number"], told["name"], told["inode"])
-            mapped = map_segment(*of, size, parts)
-        except OSError as error:
-            self._num_gone += isinstance(error, GoneError)
-            if isinstance(error, GoneError) and self._num_gone < MOST_GONE:
-                raise
-            self._host = None
-            self.why_not = f"{type(error).__name__}: {error}"
-            logger.warning(
-                "rank %d cannot map the batches of its constructor, though it is on the same host; "
-                "they come over the network from now on: %s",
-                self._rank,
-                self.why_not,
-            )
-            return None
-        self._num_gone = 0
-        memory = np.frombuffer(mapped, np.uint8)
+        of = (told["process"], told["number"], told["name"], told["inode"])
+        mapped = map_segment(*of, size, parts)
         self._came.append(content)
         ended = weakref.finalize(mapped, self._let_go.append, content)
         ended.atexit = False
-        self.num_shared += 1
-        return arrays_in(memory, where)
+        return arrays_in(np.frombuffer(mapped, np.uint8), where)

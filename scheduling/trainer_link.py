@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -120,6 +121,8 @@ class TrainerLink:
         step, microbatch = self.position
         del self._inflight[self.position]
         is_last = self._track.advance()
+        is_shared = "shared" in header
+        self._receiver.num_shared += is_shared
         return Microbatch(
             step=step,
             microbatch=microbatch,
@@ -129,7 +132,7 @@ class TrainerLink:
             cp_layout=header["cp_layout"],
             ids=arrays.pop(IDS),
             arrays=arrays,
-            is_private="shared" in header,
+            is_private=is_shared,
         )
 
     def stats(self) -> dict[str, Any]:
@@ -233,7 +236,8 @@ class TrainerLink:
                     if (opened := self._open(header, arrays)) is None:
                         continue
                     if is_here:  # only now: the client's thread, once awake, takes the interpreter
-                        self._request_ahead()
+                        with suppress(OSError, RuntimeError, TimeoutError):  # the next read hears
+                            self._request_ahead()
                     return opened
                 if status == "end":
                     self.consume((header["step"], 0))
@@ -342,6 +346,7 @@ class TrainerLink:
     def _open(self, header: dict[str, Any], arrays: Reply) -> Answer | None:
         """Return what came for the position; None to ask for it again."""
         if IDS not in arrays:
+            self._receiver.miss(header.get("missed"))
             self._inflight.clear()
             self._look()
             return None

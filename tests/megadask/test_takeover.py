@@ -15,7 +15,6 @@ from distributed import Client, LocalCluster
 import megadask as md
 from megadask.scheduling import constructor_actor
 from megadask.scheduling import run as run_module
-from megadask.scheduling.delivery import read_reply
 from megadask.scheduling.owners import Partners
 from tests.conftest import wait_until
 from tests.faults.helpers import record_of
@@ -75,7 +74,7 @@ def test_acknowledgements_of_an_earlier_trainer_are_refused(
             with pytest.raises(md.errors.ClaimError):
                 stale._link._look()
             answer = stale._link._send_mark(stale._link._desk.line).result(timeout=20)
-            assert read_reply(answer)[0]["status"] == "claim"
+            assert answer[0]["status"] == "claim"
             assert record.watermarks[0] == (0, 2)
             gate.set()
             both = Ranks([partial(drain, heir), partial(drain, other)]).results()
