@@ -53,8 +53,8 @@ WARM_STEPS, STEPS = 4, 6
 WAIT_S = 600.0
 #: Ranks that join at a time.
 JOINS = 64
-#: How long the idle cluster is looked at.
-IDLE_S = 3.0
+#: How long the idle cluster is looked at, after it had time to settle.
+IDLE_S, SETTLE_S = 3.0, 3.0
 #: How often the planner's event loop is asked whether it is free.
 LISTEN_S = 0.01
 
@@ -235,6 +235,7 @@ def started() -> LocalCluster:
 
 def idle_share() -> float:
     """Return how much of a core this process takes while nothing is served."""
+    time.sleep(SETTLE_S)
     begin, before = time.perf_counter(), cpu_s(os.getpid())
     time.sleep(IDLE_S)
     return (cpu_s(os.getpid()) - before) / (time.perf_counter() - begin)
