@@ -41,6 +41,8 @@ WARM, STEPS = 10, 80
 SETTLE_S, IDLE_S = 10.0, 5.0
 TORCH, MEGADASK, SAME = "DataLoader", "MegaDask", "MegaDask, the same two tensors"
 KEYS = ("tokens", "labels")
+#: What MegaDask was to take at most, of the DataLoader's CPU time.
+MOST_RATIO = 1.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,9 @@ def tell(report: Report, web: Web, found: Mapping[str, list[Pass]]) -> None:
                 spread([sum(one.idle_s.values()) * 100 for one in passes], 1, "%"),
             ]
         )
+        if name == MEGADASK:
+            what = f"{web.kind}: CPU time of MegaDask / DataLoader"
+            report.goal(what, statistics.median(ratios), most=MOST_RATIO)
     columns = [
         "",
         "CPU s per million",

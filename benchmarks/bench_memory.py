@@ -87,6 +87,7 @@ def report_engine(report: reporting.Report, mb: list[float], bare: Mapping[int, 
         f"The engine (scheduler, nannies, {WORKERS} workers with planner and constructor): "
         f"{reporting.spread(mb, 0, ' MB')}. Bare ranks: {of_ranks}."
     )
+    report.goal("MB of the engine", float(np.median(mb)), most=300)
     report.figures |= {"bare": bare, "engine": mb}
 
 

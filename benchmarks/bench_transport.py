@@ -232,6 +232,14 @@ def main() -> None:
                 )
                 for kind, one in times.items()
             ]
+            ways = {"shared memory": "MegaDask, shared memory", "message": "MegaDask, message"}
+            for way, other, least in (
+                ("shared memory", "plain TCP", 2.0),
+                ("shared memory", "torch DataLoader", 1.5),
+                ("message", "plain TCP", 0.9),
+            ):
+                seen = faster(times[other], times[ways[way]])
+                report.goal(f"{size} MiB: speed by {way} / {other}", seen, least=least)
             head = ("way", "ms a batch", "GB/s", "x TCP", "x DataLoader")
             report.table(f"One batch of {size} MiB", head, rows)
             reporting.progress(f"{size} MiB: load {os.getloadavg()[0]:.1f}")

@@ -43,6 +43,8 @@ WARM = 5
 #: Part of what the CPUs can make that trainers ask for.
 SHARE = 0.5
 MEGADASK, READY = "MegaDask", "ready batches"
+#: Step time in ms to the percentile of waits that is looked at, and its most, in % of the step.
+GOALS = {50: (50, 1.0), 250: (99, 1.0)}
 
 
 @dataclass(kw_only=True)
@@ -163,6 +165,10 @@ def tell(report: Report, web: Web, cells: list[Cell], can: float) -> None:
         ]
         for cell in cells
     ]
+    for cell in cells:
+        if (goal := GOALS.get(round(cell.step_s * 1000))) is not None:
+            what = f"{web.kind}, {cell.step_s * 1000:g} ms: % of a step, p{goal[0]}"
+            report.goal(what, cell.percent(MEGADASK, goal[0]), most=goal[1])
     columns = [
         "step",
         "tokens a step",

@@ -132,6 +132,8 @@ class Report:
         self._parts: list[str] = []
         self._tables: list[dict[str, Any]] = []
         self._plots: list[tuple[Path, Figure]] = []
+        self._goals: list[tuple[str, str, str, str]] = []
+        self._is_quick = options.quick
 
     @property
     def stem(self) -> str:
@@ -141,6 +143,15 @@ class Report:
     def note(self, line: str) -> None:
         """Add a line to the head of the page: what was measured, and how."""
         self._notes.append(line)
+
+    def goal(
+        self, what: str, got: float, *, least: float | None = None, most: float | None = None
+    ) -> None:
+        """Keep what a figure was to reach, at least or at most, whether it does or not."""
+        assert (least is None) != (most is None)
+        reaches = got >= least if least is not None else got <= (most or 0.0)
+        asked = f">= {least:g}" if least is not None else f"<= {most:g}"
+        self._goals.append((what, asked, f"{got:.3g}", "yes" if reaches else "no"))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table and keep it; cells are shown as `str` makes them."""
@@ -171,6 +182,12 @@ class Report:
     def write(self) -> Path:
         """Write all that was kept; return the page."""
         machine, found = hardware(), versions()
+        goals = ["what", "asked for", "seen", "reached"]
+        parts = self._parts
+        if self._goals and not self._is_quick:  # small sizes say nothing of it
+            self._parts = []
+            self.table("What was to be reached", goals, self._goals)
+            parts, self._parts = self._parts + parts, parts
         load = {"before": self._load_before, "after": os.getloadavg()[0]}
         seconds = (datetime.now(UTC) - self._began).total_seconds()
         record = {
@@ -199,7 +216,7 @@ class Report:
         page = [f"# {self._title}, {self._began.date().isoformat()}", "\n".join(head)]
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{self.stem}.md"
-        path.write_text("\n\n".join([*page, *self._parts]) + "\n", encoding="utf-8")
+        path.write_text("\n\n".join([*page, *parts]) + "\n", encoding="utf-8")
         data = json.dumps(record, indent=1, default=lambda array: array.tolist())
         path.with_suffix(".json").write_text(data + "\n", encoding="utf-8")
         for target, figure in self._plots:

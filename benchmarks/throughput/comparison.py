@@ -15,10 +15,12 @@ from distributed import Client
 from reporting import Report, progress, spread
 from throughput import engines, steptimes
 from throughput.cells import (
+    KIND,
     LIMITS,
     MEGADASK,
     PACKS_PER_RANK,
     PLAIN,
+    SINGLE,
     SLOW,
     WINDOW,
     Cell,
@@ -186,6 +188,9 @@ def summarise(report: Report, cells: dict[Cell, dict[str, list[Pass]]]) -> None:
                 if name in found
             }
             shares.append((share, what))
+            report.goal(f"{what}: share of its bound", share, least=0.97)
+            if own == MEGADASK and (other := _beaten(cell)):
+                report.goal(f"{what}: time of {other} / MegaDask", faster[other], least=4.5)
             least += [(ratio, f"{what}: {name}") for name, ratio in faster.items()]
             cells_of_row = (f"{faster[name]:.2f} x" if name in faster else "" for name in others)
             rows.append([what, f"{share:.1%}", *cells_of_row])
@@ -197,6 +202,14 @@ def summarise(report: Report, cells: dict[Cell, dict[str, list[Pass]]]) -> None:
         f"The least share of the bound is {share:.1%} ({where}); the others take {ratio:.3f} times "
         f"as long at least ({which})."
     )
+    report.goal(f"least time of another / MegaDask ({which})", ratio, least=1.0)
+
+
+def _beaten(cell: Cell) -> str | None:
+    """Return the baseline that is to be beaten by far in a cell, if any."""
+    if cell.ranks == 64:
+        return KIND
+    return SINGLE if cell.context == 32768 and cell.ranks == 16 else None
 
 
 def heads(report: Report) -> None:

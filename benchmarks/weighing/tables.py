@@ -18,6 +18,8 @@ TITLES = {
     "default": "DataLoader, default readers",
     "MegaDask": "MegaDask",
 }
+#: From so many sources on default readers are to take far more.
+BIG = (64, 306)
 
 
 def report_grid(report: reporting.Report, layout: str, grid: Grid, engine_mb: float) -> None:
@@ -67,6 +69,30 @@ def report_grid(report: reporting.Report, layout: str, grid: Grid, engine_mb: fl
             ],
         )
     _report_fits(report, layout, grid)
+    _goals(report, layout, grid, engine_mb)
+
+
+def _goals(report: reporting.Report, layout: str, grid: Grid, engine_mb: float) -> None:
+    """Say what was to be reached, of what was measured."""
+    nets = {variant: grid.net(variant) for variant in TITLES}
+    ours, first, last = nets["MegaDask"], min(grid.ranks), max(grid.ranks)
+    most = max(grid.sources)
+    above = float(np.median(grid.server[most, last])) - engine_mb
+    what = f"{layout}, {most} sources"
+    copies = above / float(np.median(grid.floor[most]))
+    report.goal(f"{what}: above the engine / one copy", copies, most=1.2)
+    if first < last:
+        grown = ours[most, last] / ours[most, first]
+        report.goal(f"{what}: MB with {last} ranks / with {first}", grown, most=1.05)
+    for way, sources, least in (("lean", most, 12.0), *(("default", n, 13.5) for n in BIG)):
+        at = (sources, last)
+        if at in nets[way] and at in ours:
+            named = f"{layout}, {sources} sources, {last} ranks: {TITLES[way]} / MegaDask"
+            report.goal(named, nets[way][at] / ours[at], least=least)
+    if (most, last) in nets["lean"]:
+        bare = grid.bare[last]
+        ratio = (nets["lean"][most, last] + bare) / (ours[most, last] + bare)
+        report.goal(f"{what}: the same with {last} ranks themselves", ratio, least=7.0)
 
 
 def plot(layout: str, grid: Grid) -> Figure:
