@@ -49,10 +49,11 @@ async def side_by_side(
     """Carry out works, so many at a time, and put what each returns into ``done`` at once.
 
     In the end they are there in the order of the works. After one has failed no other is begun.
-    Those that are under way go on to their end, and are done, too; then the first error is raised.
+    Those that are under way go on to their end, and are done, too; then the error is raised of the
+    first in this order that has failed.
     """
     room = asyncio.Semaphore(most)
-    errors: list[BaseException] = []
+    errors: dict[K, BaseException] = {}
 
     async def carry_out(key: K) -> None:
         async with room:
@@ -61,14 +62,15 @@ async def side_by_side(
             try:
                 done[key] = await works[key]()
             except Exception as error:
-                errors.append(error)
+                errors[key] = error
 
     await asyncio.gather(*map(carry_out, works))
     for key in works:
         if key in done:
             done[key] = done.pop(key)
-    if errors:
-        raise errors[0]
+    for key in works:
+        if key in errors:
+            raise errors[key]
 
 
 class Signal:

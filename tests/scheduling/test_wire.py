@@ -49,3 +49,14 @@ def test_after_a_failure_none_is_begun_and_none_is_left_half_done() -> None:
         asyncio.run(side_by_side(works, 3, done))
     assert set(ended) == set(done) == set(begun) - {1}
     assert len(begun) < len(works)
+
+
+def test_of_several_failures_the_first_in_order_is_raised() -> None:
+    async def work(number: int) -> int:
+        for _ in range(10 - number):  # later ones fail sooner
+            await asyncio.sleep(0)
+        raise OSError(f"work {number}")
+
+    works = {number: partial(work, number) for number in range(3)}
+    with pytest.raises(OSError, match="work 0"):
+        asyncio.run(side_by_side(works, 3, {}))
