@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 #: How long one call waits at the supervisor for new plans.
 FOLLOW_S = 10.0
 #: For how long the supervisor may not know of a watermark inside a step.
-REPORT_S = 0.5
+REPORT_S = 0.1
 
 
 class ConstructorActor:

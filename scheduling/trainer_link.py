@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -221,9 +220,7 @@ class TrainerLink:
                         self._stand(standing)
                     continue
                 try:
-                    is_here = self._is_here()
-                    if not is_here:
-                        self._request_ahead()
+                    self._request_ahead()
                     header, arrays = self._answer(left)
                 except MegaDaskError:
                     raise
@@ -235,9 +232,6 @@ class TrainerLink:
                 if status == "batch":
                     if (opened := self._open(header, arrays)) is None:
                         continue
-                    if is_here:  # only now: the client's thread, once awake, takes the interpreter
-                        with suppress(OSError, RuntimeError, TimeoutError):  # the next read hears
-                            self._request_ahead()
                     return opened
                 if status == "end":
                     self.consume((header["step"], 0))
@@ -263,11 +257,6 @@ class TrainerLink:
                     raise StaleError(f"{self._run}: unexpected answer", got=header)
         finally:
             self.wait_s += time.monotonic() - begin
-
-    def _is_here(self) -> bool:
-        """Whether the constructor has answered about the position."""
-        held = self._inflight.get(self.position)
-        return isinstance(held, tuple) or (held is not None and held.done())
 
     def _answer(self, left_s: float) -> Answer:
         """Return the constructor's answer about the position."""
