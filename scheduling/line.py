@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Client, Future
 
 from megadask.scheduling.delivery import Reply
+
+T = TypeVar("T")
 
 
 class Line:
@@ -36,8 +38,8 @@ class Line:
         self._future = future
 
     def call(
-        self, method: str, *plain: Any, then: Callable[[Reply], Any] | None = None
-    ) -> concurrent.futures.Future[Any]:
+        self, method: str, *plain: Any, then: Callable[[Reply], T]
+    ) -> concurrent.futures.Future[T]:
         """Call a method of the actor. Its answer raises OSError or RuntimeError if it is lost.
 
         Parameters
@@ -57,15 +59,12 @@ class Line:
         loop: asyncio.AbstractEventLoop = self._client.loop.asyncio_loop  # type: ignore[union-attr]
         return asyncio.run_coroutine_threadsafe(self._answer(method, plain, then), loop)
 
-    async def _answer(
-        self, method: str, plain: tuple[Any, ...], then: Callable[[Reply], Any] | None
-    ) -> Any:
+    async def _answer(self, method: str, plain: tuple[Any, ...], then: Callable[[Reply], T]) -> T:
         worker = self._client.rpc(self._actor._address)
         try:
             answer = await worker.actor_execute(function=method, actor=self.key, args=plain)
         except (KeyError, TimeoutError) as error:
             raise OSError(f"{self.key} is not there: {type(error).__name__}") from error
         if answer["status"] == "OK":
-            reply: Reply = answer["result"]
-            return reply if then is None else then(reply)
+            return then(answer["result"])
         raise answer["exception"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
@@ -21,9 +19,8 @@ _LAST_BYTES = 2**20
 _LOCK = threading.Lock()
 
 
-@contextlib.contextmanager
-def shared_footer(url: str, source: pa.NativeFile) -> Iterator[pq.FileMetaData]:
-    """Hold the footer of an open file, which is read unless somebody holds that of the same bytes.
+def shared_footer(url: str, source: pa.NativeFile) -> pq.FileMetaData:
+    """Return the footer of an open file, read unless somebody holds that of the same bytes.
 
     A file that was written anew has another size or, on local disks, another time of change.
     """
@@ -39,4 +36,4 @@ def shared_footer(url: str, source: pa.NativeFile) -> Iterator[pq.FileMetaData]:
             footer = _FOOTERS.setdefault(key, read)
             if "://" not in url and footer.serialized_size <= _LAST_BYTES:
                 _LAST.append(footer)
-    yield footer
+    return footer

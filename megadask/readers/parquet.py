@@ -114,10 +114,9 @@ class Parquet(ColumnReader):
         with (
             # The columns lie apart, and what is read ahead of one would be dropped for the next.
             open_arrow(part.url, in_order=False) as source,
-            shared_footer(part.url, source) as footer,
             pq.ParquetFile(
                 source,
-                metadata=footer,
+                metadata=(footer := shared_footer(part.url, source)),  # held while this is open
                 buffer_size=buffer_bytes,
                 pre_buffer=False,
                 page_checksum_verification=True,
