@@ -6,6 +6,7 @@ the process: what a trainer needs to go on is in the supervisor's record and in 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from concurrent.futures import Future
 from itertools import islice
@@ -134,6 +135,13 @@ class TrainerLink:
             is_private=is_shared,
         )
 
+    def ask_ahead(self) -> None:
+        """Ask for what follows what was read, once that is in use: a call takes its time, too."""
+        others = self._prefetch.count - 1  # the one that was read is no more on its way
+        if others and self._turning.target is None:
+            with contextlib.suppress(OSError, RuntimeError, TimeoutError):  # the next read sees to it
+                self._request_ahead(others)
+
     def stats(self) -> dict[str, Any]:
         """Return how long this rank waited, and in which way batches came."""
         ahead = {"wait_s": self.wait_s, "prefetch": self._prefetch.count}
@@ -220,7 +228,8 @@ class TrainerLink:
                         self._stand(standing)
                     continue
                 try:
-                    self._request_ahead()
+                    if not self._has_come():
+                        self._request_ahead(self._prefetch.count)
                     header, arrays = self._answer(left)
                 except MegaDaskError:
                     raise
@@ -298,10 +307,15 @@ class TrainerLink:
         except DeadlineError:
             return last_heard
 
-    def _request_ahead(self) -> None:
-        """Keep the next microbatches on their way."""
+    def _has_come(self) -> bool:
+        """Whether the constructor has answered about the position."""
+        held = self._inflight.get(self.position)
+        return isinstance(held, tuple) or (held is not None and held.done())
+
+    def _request_ahead(self, count: int) -> None:
+        """Keep the next microbatches on their way, so many from the position on."""
         furthest = self.position[0] + self.place["lead_steps"] + 1  # nothing is built beyond that
-        for slot in islice(self._track.ahead(), self._prefetch.count):
+        for slot in islice(self._track.ahead(), count):
             if slot[0] > furthest:
                 break
             if slot not in self._inflight:
@@ -315,7 +329,7 @@ class TrainerLink:
 
     def _request(self, slot: Watermark) -> Call:
         self._sent = self._mark
-        with_plan = slot[1] == 0 or slot == self.position
+        with_plan = slot[1] == 0 or (slot == self.position and self._track.facts is None)
         if self._key is None:
             raise RuntimeError("the constructor is being replaced")
         return self._desk.line_to(self._key).call(

@@ -382,7 +382,9 @@ class Loader:
             microbatch = self._share.complete(microbatch)
         is_shared = self._is_inproc and not microbatch.is_private
         batch = to_batch(microbatch, self._link.sources, shared=is_shared)
-        return self._form.apply(batch, is_sliced=self._is_sliced)
+        formed = self._form.apply(batch, is_sliced=self._is_sliced)
+        self._link.ask_ahead()
+        return formed
 
     def _note_end(self) -> None:
         if self._link.restarts:
