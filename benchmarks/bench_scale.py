@@ -13,36 +13,32 @@ process, with the supervisor in it, beyond what it takes when idle. At last all 
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import statistics
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import psutil
 from distributed import Client, LocalCluster
 from reporting import Report, arguments, progress
+from scaling.simulated import (
+    PACKS,
+    SEQ_LEN,
+    CountedPlanner,
+    SilentConstructor,
+    counts,
+    cpu_s,
+    declared,
+    rest,
+)
+from scaling.tables import COLUMNS, row, tell_growth
 
 import megadask as md
 from megadask.scheduling import roles
-from megadask.scheduling.constructor_actor import ConstructorActor
 from megadask.scheduling.errors import unpack_error
-from megadask.scheduling.planner_actor import PlannerActor
-from megadask.scheduling.reading import Shard
 from megadask.scheduling.run import Run
-from megadask.scheduling.shelf import Slot
 from megadask.scheduling.wire import SUPERVISOR
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SEQ_LEN = 8192
-#: Packs a rank gets in a step, each of about nine documents.
-PACKS = 2
 #: Ranks at few sources, and sources at few ranks.
 RANKS = ((16, 8), (64, 8), (256, 8), (1024, 8), (4096, 8))
 SOURCES = ((64, 8), (64, 64), (64, 306), (64, 1000))
@@ -55,167 +51,6 @@ WAIT_S = 600.0
 JOINS = 64
 #: How long the idle cluster is looked at, after it had time to settle.
 IDLE_S, SETTLE_S = 3.0, 3.0
-#: How often the planner's event loop is asked whether it is free.
-LISTEN_S = 0.01
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """A reader of documents of which only the lengths exist."""
-
-    seed: int
-    rows: int
-    num_shards: int = 4
-
-    def shards(self) -> list[Shard]:
-        """Return the shards, each of `rows` documents."""
-        return [Shard(f"lengths-{self.seed}#{n}", self.rows) for n in range(self.num_shards)]
-
-    def read(self, shard: int, start: int = 0) -> Iterator[Mapping[str, Any]]:
-        """Yield the lengths of a shard's documents."""
-        law = md.lengths.Lognormal(500, 1.1, clip=SEQ_LEN)
-        rng = np.random.default_rng([self.seed, shard])
-        for length in law.sample(rng, self.rows)["tokens"].tolist()[start:]:
-            yield {"length": length}
-
-    @property
-    def columns(self) -> None:
-        """All of them."""
-        return None
-
-    def project(self, columns: Collection[str]) -> Lengths:
-        """Return itself: there is one column."""
-        return self
-
-    def fingerprint(self) -> str:
-        """Return what the lengths depend on."""
-        return f"{self.seed} {self.rows} {self.num_shards}"
-
-    def paths(self) -> list[str]:
-        """Return no file."""
-        return []
-
-
-def absent(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Never called: there is no payload."""
-    raise AssertionError(record)
-
-
-def declared(ranks: int, sources: int) -> md.Pipeline:
-    """Return a pipeline with so many ranks and sources."""
-    rows = max(64, 40 * ranks * PACKS // sources)
-    return md.Pipeline(
-        sources=[
-            md.Source(f"source{n}", Lengths(n, rows), transform=absent, length_column="length")
-            for n in range(sources)
-        ],
-        topology=md.ClientPlaceTree(dp=ranks),
-        strategy=lambda graph: graph.cost(md.costs.Transformer(5120, 40)),
-        batching=md.Packed(SEQ_LEN, ranks * PACKS, micro_batch=1),
-    )
-
-
-# Runs in the workers ------------------------------------------------------------------------------
-
-
-class CountedPlanner(PlannerActor):
-    """A planner that counts what goes through it, and listens how long its event loop is busy."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.plan_s: list[float] = []
-        self.commit_s: list[float] = []  # when steps were committed
-        self.busy_s: list[float] = []  # the longest that the loop was busy, of each step
-        self.bytes_in = self.bytes_out = 0
-        ask, supervisor = self._partners.ask, self._partners.supervisor
-
-        async def counted_ask(*given: Any, **named: Any) -> Any:
-            reply = await ask(*given, **named)
-            self.bytes_in += sum(getattr(part, "nbytes", 0) for part in _flat(reply))
-            return reply
-
-        async def counted_supervisor(call: str, **named: Any) -> Any:
-            self.bytes_out += len(named.get("plan", b""))
-            reply = await supervisor(call, **named)
-            if call == "commit":
-                self.commit_s.append(time.perf_counter())
-            return reply
-
-        self._partners.ask = counted_ask  # type: ignore[method-assign]
-        self._partners.supervisor = counted_supervisor  # type: ignore[method-assign]
-
-    async def _plan(self, state: Any) -> Any:
-        begin = time.perf_counter()
-        listening = asyncio.create_task(self._listen())
-        try:
-            return await super()._plan(state)
-        finally:
-            listening.cancel()
-            self.plan_s.append(time.perf_counter() - begin)
-
-    async def _listen(self) -> None:
-        self.busy_s.append(0.0)
-        while True:
-            begin = time.perf_counter()
-            await asyncio.sleep(LISTEN_S)
-            late_s = time.perf_counter() - begin - LISTEN_S
-            self.busy_s[-1] = max(self.busy_s[-1], late_s)
-
-
-class SilentConstructor(ConstructorActor):
-    """A constructor that fetches and builds nothing, and acknowledges for all its ranks."""
-
-    async def _build_on(self) -> None:
-        self.rests = False  # then it acknowledges nothing
-        while self._closed is None:
-            step = await self._changed.wait_until(self._next_step, 5.0)
-            if step is not None:
-                mark: Slot = (step + 1, 0)
-                for rank in self._bucket_of:
-                    self._heard.hear(rank, mark)
-                self._free()
-
-    def _next_step(self) -> int | None:
-        steps = (step for step, one in self._portions.items() if not one.plan.end)
-        return None if self.rests else min(steps, default=None)
-
-
-def counts(dask_worker: Any) -> dict[str, Any]:
-    """Return what a worker's planner has counted, and the CPU time of its process."""
-    found: dict[str, Any] = {"workers_cpu_s": cpu_s(os.getpid())}
-    for actor in dask_worker.state.actors.values():
-        if isinstance(actor, CountedPlanner):
-            names = ("plan_s", "commit_s", "busy_s", "bytes_in", "bytes_out")
-            found |= {name: getattr(actor, name) for name in names}
-    return found
-
-
-def rest(dask_worker: Any) -> None:
-    """Let a worker's constructors acknowledge nothing any more."""
-    for actor in dask_worker.state.actors.values():
-        if isinstance(actor, SilentConstructor):
-            actor.rests = True
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for part in value.values():
-            yield from _flat(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _flat(part)
-    else:
-        yield value
-
-
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
-
-
-# Measuring ----------------------------------------------------------------------------------------
-
 
 #: What `look` counts, reported for a step.
 PER_STEP = ("bytes_in", "bytes_out", "scheduler_cpu_s", "workers_cpu_s")
@@ -337,116 +172,6 @@ def look(cluster: LocalCluster, client: Client, service: md.Service) -> dict[str
         "step": run_of(cluster, service).record.next_step,
         "scheduler_cpu_s": cpu_s(os.getpid()),
     }
-
-
-# Reporting ----------------------------------------------------------------------------------------
-
-COLUMNS = (
-    "ranks",
-    "sources",
-    "step",
-    "planning",
-    "loop busy",
-    "scheduler CPU",
-    "workers CPU",
-    "metadata in",
-    "plan out",
-    "start-up",
-    "all ranks join",
-)
-
-
-def row(one: Mapping[str, Any]) -> list[object]:
-    """Return a line of the table."""
-    return [
-        f"{one['ranks']:,}",
-        f"{one['sources']:,}",
-        f"{one['step_s'] * 1e3:,.0f} ms",
-        f"{one['plan_s'] * 1e3:,.0f} ms",
-        f"{one['busy_s'] * 1e3:,.0f} ms",
-        f"{one['scheduler_cpu_s'] * 1e3:,.0f} ms",
-        f"{one['workers_cpu_s'] * 1e3:,.0f} ms",
-        f"{one['bytes_in'] / 1e3:,.0f} kB",
-        f"{one['bytes_out'] / 1e3:,.0f} kB",
-        f"{one['start_s']:.1f} s",
-        f"{one['join_s']:.1f} s",
-    ]
-
-
-#: What growth is told of: the name in the table, and what is measured.
-GROWING = {
-    "step": "step_s",
-    "scheduler CPU": "scheduler_cpu_s",
-    "workers CPU": "workers_cpu_s",
-    "plan out": "bytes_out",
-    "start-up": "start_s",
-    "all ranks join": "join_s",
-}
-
-
-def exponents(found: Sequence[Mapping[str, Any]], along: str) -> list[dict[str, Any]]:
-    """Return, for each size and the next, n where what grows does so like size to the power n."""
-    growth = []
-    for small, large in pairwise(found):
-        ratio = math.log(large[along] / small[along])
-        one: dict[str, Any] = {"from": small[along], "to": large[along]}
-        for label, name in GROWING.items():
-            one[label] = math.log(max(large[name], 1e-9) / max(small[name], 1e-9)) / ratio
-        growth.append(one)
-    return growth
-
-
-def word(exponent: float) -> str:
-    """Say in words how something grows."""
-    bounds = ((0.25, "flat"), (0.85, "less than linear"), (1.2, "linear"))
-    return next((name for bound, name in bounds if exponent < bound), "worse than linear")
-
-
-#: Why anything grows, by axis.
-REASONS = {
-    "ranks": "A step has as many more spans as there are ranks, each of which is read, drawn, "
-    "placed and audited once; and every constructor (one for eight ranks) is told its part of the "
-    "plan, and passes on what was acknowledged. So linear is what can be had. Ranks that join are "
-    "news for their own constructor alone.",
-    "sources": "Here steps have the same spans, of more sources. What grows is what there is of "
-    "each source: its window, of which the draw looks at all, and its place in the state, which "
-    "goes to every constructor, packed. Sources that a step takes nothing from cost little.",
-}
-
-
-def tell_growth(report: Report, found: Sequence[Mapping[str, Any]], fixed: str, along: str) -> None:
-    """Report how everything grows along one axis."""
-    growth = exponents(found, along)
-    rows = [
-        [f"{one['from']:,} to {one['to']:,}", *(f"{one[label]:.2f}" for label in GROWING)]
-        for one in growth
-    ]
-    report.table(f"Growth by {along}, {fixed}: n of size^n", [along, *GROWING], rows)
-    said = ", ".join(f"{label} {word(growth[-1][label])}" for label in GROWING)
-    last = growth[-1]
-    report.say(f"From {last['from']:,} to {last['to']:,} {along}: {said}. {REASONS[along]}")
-    report.plot(plot(found, fixed, along), f"by {along}")
-
-
-def plot(found: Sequence[Mapping[str, Any]], fixed: str, along: str) -> Figure:
-    """Return the times of a step along one axis, with lines of slope 1 to compare."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    x = [one[along] for one in found]
-    for name, label in (
-        ("step_s", "step"),
-        ("plan_s", "planning"),
-        ("scheduler_cpu_s", "scheduler CPU"),
-        ("workers_cpu_s", "CPU of all workers"),
-    ):
-        axes.plot(x, [one[name] * 1e3 for one in found], marker="o", label=label)
-    last = found[-1]["step_s"] * 1e3
-    axes.plot(x, [last * n / x[-1] for n in x], color="0.7", linestyle="--", label="linear")
-    axes.set(xscale="log", yscale="log", xlabel=along, ylabel=f"ms a step, {fixed}")
-    axes.legend()
-    return figure
 
 
 def main() -> None:
