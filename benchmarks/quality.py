@@ -224,7 +224,7 @@ def main() -> None:
         f"{steps} steps of {PACKS} packs of {SEQ_LEN:,} bytes on {RANKS} gloo ranks; documents of "
         f"what is installed here ({', '.join(f'{len(t):,} {n}' for n, t in chosen.items())}), "
         f"longer ones truncated; {len(held)} held out",
-        f"model of the demo, {SIZES}; AdamW, learning rate {LEARNING_RATE}",
+        f"model of the demo, {SIZES}; AdamW, learning rate from {LEARNING_RATE} straight down to 0",
         f"a seed is that of the order of the documents and of the model's weights; {seeds} seeds",
         f"deferral: graph.defer(steps={DEFER_STEPS}, ways={DEFER_WAYS}); losses in nats a byte",
     ):

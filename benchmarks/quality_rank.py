@@ -67,11 +67,13 @@ def main() -> None:
     sizes = {"hidden": options.hidden, "layers": options.layers, "heads": options.heads}
     model = DocumentTransformer(ModelConfig(**sizes))
     trainer = Trainer(model, learning_rate=options.learning_rate)
+    decay = torch.optim.lr_scheduler.LinearLR(trainer.optimizer, 1.0, 0.0, options.steps)
     records = []
     share = (placement.rank, placement.world_size)
     with md.connect(options.address, options.service, rank=placement.rank, timeout=600.0) as loader:
         for record in train(trainer, loader.steps(), limit=options.steps):
             records.append(record)
+            decay.step()
             tell("step", rank=placement.rank, **asdict(record))
             if len(records) % options.look_every == 0:
                 loss = held_out_loss(model, documents, *share)

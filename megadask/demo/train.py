@@ -89,6 +89,11 @@ class Trainer:
         alike.
     learning_rate
         Of AdamW.
+
+    Attributes
+    ----------
+    model, optimizer
+        What is trained, and by what.
     """
 
     def __init__(self, model: nn.Module, *, learning_rate: float = 1e-3) -> None:
@@ -101,7 +106,7 @@ class Trainer:
             self._replica = DistributedDataParallel(model)
             # A lambda, as DistributedDataParallel rejects annotations that are strings.
             self._replica.register_comm_hook(None, lambda _, bucket: self._mean_of_ranks(bucket))
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
 
     def train_step(self, step: Step, began_s: float | None = None) -> StepRecord:
         """Train on one step of all ranks.
@@ -116,7 +121,7 @@ class Trainer:
         entered_s = time.perf_counter()
         began_s = entered_s if began_s is None else began_s
         work = self.accumulate(step)
-        self._optimizer.step()
+        self.optimizer.step()
         loss = torch.tensor(work.loss_sum, dtype=torch.float64)
         if self._replica is not None:
             distributed.all_reduce(loss)
@@ -140,7 +145,7 @@ class Trainer:
         ranks and microbatches: every microbatch adds its sum over the targets of the whole step,
         times the ranks because the reduction takes their mean.
         """
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         self._clock.reset()
         num_microbatches = tokens = loss_tokens = loss_tokens_step = 0
         total, wait_s, is_last = 0.0, 0.0, False
