@@ -44,20 +44,7 @@ def report_grid(report: reporting.Report, layout: str, grid: Grid, engine_mb: fl
     report.table(f"{layout}: MB with the ranks themselves", names, with_ranks)
     first, last = min(grid.ranks), max(grid.ranks)
     if first < last:
-        ours = nets["MegaDask"]
-        served = {at: float(np.median(mb)) for at, mb in grid.server.items()}
-        report.table(
-            f"{layout}: growth of MegaDask from {first} to {last} ranks",
-            ["sources", "all, bare ranks subtracted", "its cluster"],
-            [
-                (
-                    sources,
-                    f"{ours[sources, last] / ours[sources, first] - 1:+.1%}",
-                    f"{served[sources, last] / served[sources, first] - 1:+.1%}",
-                )
-                for sources in grid.sources
-            ],
-        )
+        _report_growth(report, layout, grid)
     if len(grid.lanes) > 1:
         fewest = min(grid.sources)
         report.table(
@@ -70,6 +57,34 @@ def report_grid(report: reporting.Report, layout: str, grid: Grid, engine_mb: fl
         )
     _report_fits(report, layout, grid)
     _goals(report, layout, grid, engine_mb)
+
+
+def _report_growth(report: reporting.Report, layout: str, grid: Grid) -> None:
+    """Report what more ranks take, and which part of it they hold themselves."""
+    first, last = min(grid.ranks), max(grid.ranks)
+    ours = grid.net("MegaDask")
+    served = {at: float(np.median(mb)) for at, mb in grid.server.items()}
+    rows = []
+    for sources in grid.sources:
+        few, many = (sources, first), (sources, last)
+        own = ours[many] - ours[few] - (served[many] - served[few])
+        rows.append(
+            (
+                sources,
+                f"{ours[many] / ours[few] - 1:+.1%}",
+                f"{served[many] / served[few] - 1:+.1%}",
+                f"{own / (last - first):,.0f}",
+            )
+        )
+    report.table(
+        f"{layout}: growth of MegaDask from {first} to {last} ranks",
+        ["sources", "all, bare ranks subtracted", "its cluster", "MB a rank beside the cluster"],
+        rows,
+    )
+    report.say(
+        "What grows beside the cluster is each rank's own: the Dask client that its batches come "
+        "by, with the modules that it imports, and the batches that are on their way."
+    )
 
 
 def _goals(report: reporting.Report, layout: str, grid: Grid, engine_mb: float) -> None:
