@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from distributed import Client, Future
@@ -38,7 +39,11 @@ class Line:
         self._future = future
 
     def call(
-        self, method: str, *plain: Any, then: Callable[[Reply], T]
+        self,
+        method: str,
+        *plain: Any,
+        then: Callable[[Reply], T],
+        courier: concurrent.futures.Executor | None = None,
     ) -> concurrent.futures.Future[T]:
         """Call a method of the actor. Its answer raises OSError or RuntimeError if it is lost.
 
@@ -48,6 +53,9 @@ class Line:
             Its name and arguments.
         then
             Makes of the reply what the answer is, as soon as it is there: in the client's thread.
+        courier
+            Takes the call to the client's thread, where given. Whoever wakes that thread may lose
+            the interpreter to it for milliseconds, and has better things to do.
 
         Raises
         ------
@@ -57,7 +65,22 @@ class Line:
         if self._future.status not in ("finished", "pending"):
             raise RuntimeError(f"the worker of {self.key} was lost ({self._future.status})")
         loop: asyncio.AbstractEventLoop = self._client.loop.asyncio_loop  # type: ignore[union-attr]
-        return asyncio.run_coroutine_threadsafe(self._answer(method, plain, then), loop)
+        if courier is None:
+            return asyncio.run_coroutine_threadsafe(self._answer(method, plain, then), loop)
+        answered: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def carry() -> None:
+            call = self._answer(method, plain, then)
+            try:
+                begun = asyncio.run_coroutine_threadsafe(call, loop)
+            except RuntimeError as error:  # the client has closed meanwhile
+                call.close()
+                answered.set_exception(error)
+            else:
+                begun.add_done_callback(partial(_pass_on, answered))
+
+        courier.submit(carry)
+        return answered
 
     async def _answer(self, method: str, plain: tuple[Any, ...], then: Callable[[Reply], T]) -> T:
         worker = self._client.rpc(self._actor._address)
@@ -68,3 +91,13 @@ class Line:
         if answer["status"] == "OK":
             return then(answer["result"])
         raise answer["exception"]
+
+
+def _pass_on(answered: concurrent.futures.Future[T], done: concurrent.futures.Future[T]) -> None:
+    """Give one future the outcome of another one."""
+    if done.cancelled():
+        answered.cancel()
+    elif error := done.exception():
+        answered.set_exception(error)
+    else:
+        answered.set_result(done.result())

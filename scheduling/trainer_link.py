@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -77,6 +77,7 @@ class TrainerLink:
         self._prefetch = Prefetch(prefetch)
         self._keys = None if keys is None else list(keys)
         self._receiver = Receiver(rank)
+        self._courier = ThreadPoolExecutor(1, "megadask-courier")
         self.wait_s = 0.0
         joined = self._desk.ask("join", client=client.id, process=process_name(), force=force)
         self._token: str = joined["token"]
@@ -139,8 +140,10 @@ class TrainerLink:
         """Ask for what follows what was read, once that is in use: a call takes its time, too."""
         others = self._prefetch.count - 1  # the one that was read is no more on its way
         if others and self._turning.target is None:
-            with contextlib.suppress(OSError, RuntimeError, TimeoutError):  # the next read sees to it
-                self._request_ahead(others)
+            with contextlib.suppress(
+                OSError, RuntimeError, TimeoutError
+            ):  # the next read sees to it
+                self._request_ahead(others, self._courier)
 
     def stats(self) -> dict[str, Any]:
         """Return how long this rank waited, and in which way batches came."""
@@ -172,11 +175,10 @@ class TrainerLink:
                     raise
                 self._find_constructor(REPLACE_S)
 
-    def _send_mark(self, line: Line) -> Call:
+    def _send_mark(self, line: Line, courier: Executor | None = None) -> Call:
         self._sent = self._mark
-        use = self._receiver.use()
-        own = (self.rank, self._token, self._generation)
-        return line.call("acknowledge", *own, self._mark, use, then=self._receiver.take)
+        told = (self.rank, self._token, self._generation, self._mark, self._receiver.use())
+        return line.call("acknowledge", *told, then=self._receiver.take, courier=courier)
 
     # Going back -------------------------------------------------------------------------------
 
@@ -203,6 +205,7 @@ class TrainerLink:
         except (OSError, RuntimeError, TimeoutError):
             pass  # the service is gone, and with it all that could be given back
         self._inflight.clear()
+        self._courier.shutdown()
 
     # The wait for a microbatch ----------------------------------------------------------------
 
@@ -312,22 +315,22 @@ class TrainerLink:
         held = self._inflight.get(self.position)
         return isinstance(held, tuple) or (held is not None and held.done())
 
-    def _request_ahead(self, count: int) -> None:
+    def _request_ahead(self, count: int, courier: Executor | None = None) -> None:
         """Keep the next microbatches on their way, so many from the position on."""
         furthest = self.position[0] + self.place["lead_steps"] + 1  # nothing is built beyond that
         for slot in islice(self._track.ahead(), count):
             if slot[0] > furthest:
                 break
             if slot not in self._inflight:
-                self._inflight[slot] = self._request(slot)
+                self._inflight[slot] = self._request(slot, courier)
         for slot in [slot for slot in self._inflight if slot < self.position]:
             del self._inflight[slot]
         line = self._desk.line
         if self._mark > self._sent and line is not None:
             # No new request carried the mark; a full constructor waits for it to make room.
-            self._send_mark(line)
+            self._send_mark(line, courier)
 
-    def _request(self, slot: Watermark) -> Call:
+    def _request(self, slot: Watermark, courier: Executor | None) -> Call:
         self._sent = self._mark
         with_plan = slot[1] == 0 or (slot == self.position and self._track.facts is None)
         if self._key is None:
@@ -344,6 +347,7 @@ class TrainerLink:
             self._keys,
             self._receiver.use(),
             then=self._receiver.take,
+            courier=courier,
         )
 
     def _open(self, header: dict[str, Any], arrays: Reply) -> Answer | None:

@@ -20,7 +20,7 @@ import psutil
 import torch
 from flow.corpus import RANKS, Web
 from throughput.ranks import Meeting
-from throughput.systems import Batch, Feed, Steps
+from throughput.systems import Batch, Feed, Steps, lengths_of
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 #: Records that are transformed together, as MegaDask's loaders do.
@@ -182,7 +182,7 @@ class Metered:
 
     def compute(self, batch: Batch) -> float:
         if self.step >= self.stretch.warm:
-            self.tokens += int(batch["lengths"].sum())
+            self.tokens += int(lengths_of(batch).sum())
         return 0.0
 
     def meet(self, meeting: Meeting) -> None:

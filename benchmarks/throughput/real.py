@@ -14,7 +14,7 @@ from throughput.cells import FIXED, MEGADASK, SINGLE, Cell, Pass, Prepared, run_
 from throughput.measure import seconds
 from throughput.ranks import Meeting, Slot
 from throughput.steptimes import StepTimes
-from throughput.systems import Batch
+from throughput.systems import Batch, lengths_of
 from torch import Tensor, distributed
 
 from megadask.demo.cluster import local_cluster
@@ -40,7 +40,7 @@ class Training:
     def compute(self, batch: Batch) -> float:
         """Add the gradient of a microbatch; return the seconds it took."""
         began = time.perf_counter()
-        if len(batch["lengths"]):
+        if len(lengths_of(batch)):
             tokens, *rest, labels, mask = _inputs(batch)
             loss_sum(self._model(tokens, *rest), labels, mask).backward()
         return time.perf_counter() - began

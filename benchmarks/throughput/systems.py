@@ -1,14 +1,14 @@
 """What is compared: each system as a feed, which gives one rank its steps.
 
 A feed is opened in the rank's process. It yields steps; a step is an iterable of microbatches:
-dicts of tensors, ``lengths`` among them, those of the documents that attend to themselves alone.
+dicts of tensors. `lengths_of` tells the lengths of the documents that attend to themselves alone.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +28,15 @@ Steps = Iterable[Iterable[Batch]]
 TIMEOUT_S = 120.0
 #: What a rank gets that has no more, while others have.
 NOTHING: Batch = {"lengths": torch.zeros(0, dtype=torch.int64)}
+
+
+def lengths_of(batch: Batch) -> torch.Tensor:
+    """Return the lengths of a batch's documents: its ``lengths``, or those of its ``spans``."""
+    if "spans" not in batch:
+        lengths: torch.Tensor = batch["lengths"]
+        return lengths
+    starts, stops = batch["spans"].unbind(1)
+    return stops - starts
 
 
 class Feed(Protocol):
@@ -50,24 +59,10 @@ class MegaDask:
     address: str
     keys: tuple[str, ...] | None = None
 
-    def open(self, rank: int) -> AbstractContextManager[Steps]:
-        return _Connected(self, rank)
-
-
-class _Connected:
-    def __init__(self, feed: MegaDask, rank: int) -> None:
-        self._loader = md.connect(feed.address, rank=rank, keys=feed.keys, timeout=TIMEOUT_S)
-
-    def __enter__(self) -> Iterator[Iterator[Batch]]:
-        return (self._batches(step) for step in self._loader.steps())
-
-    def __exit__(self, *error: object) -> None:
-        self._loader.close()
-
-    def _batches(self, step: Iterable[Any]) -> Iterator[Batch]:
-        for batch in step:
-            batch["lengths"] = batch["spans"][:, 1] - batch["spans"][:, 0]
-            yield batch
+    @contextmanager
+    def open(self, rank: int) -> Iterator[Steps]:
+        with md.connect(self.address, rank=rank, keys=self.keys, timeout=TIMEOUT_S) as loader:
+            yield loader.steps()
 
 
 @dataclass(frozen=True, kw_only=True)
