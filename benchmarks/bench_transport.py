@@ -25,6 +25,7 @@ import torch
 from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 
+from megadask.scheduling.courier import Courier
 from megadask.scheduling.delivery import Reply, reply
 from megadask.scheduling.line import Line
 from megadask.scheduling.receiver import Receiver
@@ -80,7 +81,8 @@ def by_megadask(num_bytes: int, client: Client, *, shared: bool, written: bool) 
     """Take batches of a `Giver`."""
     future = client.submit(Giver, num_bytes, actor=True, pure=False)
     line = Line(client, future.key, future.result(timeout=WAIT_S), future)
-    receiver = Receiver(0)
+    courier = Courier()
+    receiver = Receiver(0, courier)
 
     def take() -> NDArray[np.uint8]:
         use = receiver.use() if shared else [None, []]
@@ -89,6 +91,7 @@ def by_megadask(num_bytes: int, client: Client, *, shared: bool, written: bool) 
         return data
 
     yield take
+    courier.close()
 
 
 def send_all(port: int, num_bytes: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from distributed import Client, Future
 
+from megadask.scheduling.courier import Courier
 from megadask.scheduling.delivery import Reply
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class Line:
         method: str,
         *plain: Any,
         then: Callable[[Reply], T],
-        courier: concurrent.futures.Executor | None = None,
+        courier: Courier | None = None,
     ) -> concurrent.futures.Future[T]:
         """Call a method of the actor. Its answer raises OSError or RuntimeError if it is lost.
 
@@ -79,7 +80,7 @@ class Line:
             else:
                 begun.add_done_callback(partial(_pass_on, answered))
 
-        courier.submit(carry)
+        courier.send(carry)
         return answered
 
     async def _answer(self, method: str, plain: tuple[Any, ...], then: Callable[[Reply], T]) -> T:

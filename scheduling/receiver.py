@@ -3,8 +3,8 @@
 What it maps is private to the process: tensors may be changed in place, and nobody else sees it.
 They keep their memory for as long as they are there, whatever becomes of the constructor.
 
-Batches are mapped as they come, in the thread of the client: the trainer, which works meanwhile,
-finds them ready.
+Batches are mapped as they come, in the thread of the client, and unmapped by a courier: the
+trainer, which works meanwhile, finds them ready and is rid of them at once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import logging
 import weakref
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from mmap import mmap
 from typing import Any
 
 import numpy as np
 
+from megadask.scheduling.courier import Courier
 from megadask.scheduling.delivery import Reply, read_reply
 from megadask.scheduling.segment import GoneError, host_identity, map_segment
 from megadask.scheduling.share import Arrays, arrays_in, parts_of
@@ -37,9 +41,12 @@ class Receiver:
     ----------
     rank
         For what it logs.
+    courier
+        Unmaps what is used up.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, courier: Courier) -> None:
+        self._courier = courier
         self._rank = rank
         self._host = host_identity()
         self._held: Counter[int] = Counter()  # one that is sent again may be there twice
@@ -106,6 +113,18 @@ class Receiver:
         of = (told["process"], told["number"], told["name"], told["inode"])
         mapped = map_segment(*of, size, parts)
         self._came.append(content)
-        ended = weakref.finalize(mapped, self._let_go.append, content)
+        memory = np.frombuffer(mapped, np.uint8)  # lives as long as any array in it
+        ended = weakref.finalize(memory, _end, self._let_go, content, self._courier, mapped)
         ended.atexit = False
-        return arrays_in(np.frombuffer(mapped, np.uint8), where)
+        return arrays_in(memory, where)
+
+
+def _end(let_go: deque[int], content: int, courier: Courier, mapped: mmap) -> None:
+    """Take note that nobody has a batch any more; to unmap its memory takes up to milliseconds."""
+    let_go.append(content)
+    courier.send(partial(_unmap, mapped))
+
+
+def _unmap(mapped: mmap) -> None:
+    with suppress(BufferError):  # what ends is not quite gone: then it goes with that
+        mapped.close()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import islice
 from typing import Any
 
 from distributed import Client
 
 from megadask.planner.errors import MegaDaskError
+from megadask.scheduling.courier import Courier
 from megadask.scheduling.delivery import Microbatch, Reply, StepFacts
 from megadask.scheduling.desk import GRACE_S, Desk, process_name
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
@@ -76,10 +77,10 @@ class TrainerLink:
         self._timeout_s = timeout_s
         self._prefetch = Prefetch(prefetch)
         self._keys = None if keys is None else list(keys)
-        self._receiver = Receiver(rank)
-        self._courier = ThreadPoolExecutor(1, "megadask-courier")
         self.wait_s = 0.0
         joined = self._desk.ask("join", client=client.id, process=process_name(), force=force)
+        self._courier = Courier()
+        self._receiver = Receiver(rank, self._courier)
         self._token: str = joined["token"]
         self.sources: list[str] = joined["sources"]
         self.components: dict[str, str] = joined["components"]
@@ -175,7 +176,7 @@ class TrainerLink:
                     raise
                 self._find_constructor(REPLACE_S)
 
-    def _send_mark(self, line: Line, courier: Executor | None = None) -> Call:
+    def _send_mark(self, line: Line, courier: Courier | None = None) -> Call:
         self._sent = self._mark
         told = (self.rank, self._token, self._generation, self._mark, self._receiver.use())
         return line.call("acknowledge", *told, then=self._receiver.take, courier=courier)
@@ -205,7 +206,7 @@ class TrainerLink:
         except (OSError, RuntimeError, TimeoutError):
             pass  # the service is gone, and with it all that could be given back
         self._inflight.clear()
-        self._courier.shutdown()
+        self._courier.close()
 
     # The wait for a microbatch ----------------------------------------------------------------
 
@@ -315,7 +316,7 @@ class TrainerLink:
         held = self._inflight.get(self.position)
         return isinstance(held, tuple) or (held is not None and held.done())
 
-    def _request_ahead(self, count: int, courier: Executor | None = None) -> None:
+    def _request_ahead(self, count: int, courier: Courier | None = None) -> None:
         """Keep the next microbatches on their way, so many from the position on."""
         furthest = self.position[0] + self.place["lead_steps"] + 1  # nothing is built beyond that
         for slot in islice(self._track.ahead(), count):
@@ -330,7 +331,7 @@ class TrainerLink:
             # No new request carried the mark; a full constructor waits for it to make room.
             self._send_mark(line, courier)
 
-    def _request(self, slot: Watermark, courier: Executor | None) -> Call:
+    def _request(self, slot: Watermark, courier: Courier | None) -> Call:
         self._sent = self._mark
         with_plan = slot[1] == 0 or (slot == self.position and self._track.facts is None)
         if self._key is None:

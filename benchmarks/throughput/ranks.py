@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 from throughput.steptimes import StepTimes
-from throughput.systems import Batch, Feed, Steps
+from throughput.systems import Batch, Feed, Steps, lengths_of
 from torch import distributed
 
 from megadask.demo.group import Placement, join_group
@@ -98,7 +98,7 @@ class Emulated:
 
     def compute(self, batch: Batch) -> float:
         came = time.perf_counter()
-        busy_s = self.times.of_microbatch(batch["lengths"])
+        busy_s = self.times.of_microbatch(lengths_of(batch))
         time.sleep(max(0.0, busy_s - (time.perf_counter() - came)))
         return busy_s
 
@@ -121,7 +121,7 @@ def train(steps: Steps, accelerator: Accelerator, meeting: Meeting) -> Log:
                 log.first_wait_s = came - asked
                 meeting.wait()
                 log.began_s = time.perf_counter()
-            log.tokens += int(batch["lengths"].sum())
+            log.tokens += int(lengths_of(batch).sum())
             log.busy_s[-1].append(accelerator.compute(batch))
             asked = time.perf_counter()
         accelerator.meet(meeting)

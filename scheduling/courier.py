@@ -1,0 +1,47 @@
+"""A thread that runs errands for another one, which has better things to do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+
+logger = logging.getLogger(__name__)
+
+Errand = Callable[[], object]
+
+
+class Courier:
+    """Runs errands one after the other, in a thread of its own.
+
+    Handing one over takes no lock and gives nobody else the interpreter: so it is cheap, and
+    allowed where objects end. The thread ends at `close`, or when the courier is no more.
+    """
+
+    def __init__(self) -> None:
+        self._errands: SimpleQueue[Errand | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=_run, args=(self._errands,), name="megadask-courier", daemon=True
+        )
+        self._thread.start()
+        self._end = weakref.finalize(self, self._errands.put, None)
+
+    def send(self, errand: Errand) -> None:
+        """Let an errand be run soon; after `close` it never is."""
+        self._errands.put(errand)
+
+    def close(self) -> None:
+        """Run what was handed over, and end the thread."""
+        self._end()
+        self._thread.join()
+
+
+def _run(errands: SimpleQueue[Errand | None]) -> None:
+    while (errand := errands.get()) is not None:
+        try:
+            errand()
+        except Exception:
+            logger.exception("an errand failed")
+        del errand  # and with it what it held, which may be a batch's memory
