@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -11,6 +12,11 @@ from queue import SimpleQueue
 logger = logging.getLogger(__name__)
 
 Errand = Callable[[], object]
+
+#: What the other thread has to itself after handing over an errand: it may still be busy with what
+#: made it, and let go of the interpreter for a moment, which is then taken for as long as this
+#: errand, and all that follows from it, take.
+PAUSE_S = 0.001
 
 
 class Courier:
@@ -40,6 +46,7 @@ class Courier:
 
 def _run(errands: SimpleQueue[Errand | None]) -> None:
     while (errand := errands.get()) is not None:
+        time.sleep(PAUSE_S)
         try:
             errand()
         except Exception:
