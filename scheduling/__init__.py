@@ -39,7 +39,8 @@ Between them
                          (hedging.py)
   loader_host.py         the worker plugin that hosts loaders
   trainer_link.py        the trainer's end: desk.py, line.py, track.py, turning.py,
-                         prefetch.py; receiver.py maps shared memory
+                         prefetch.py; receiver.py maps shared memory; courier.py, a thread that
+                         takes work off the trainer's
   errors.py
 """
 

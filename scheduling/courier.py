@@ -35,8 +35,11 @@ class Courier:
         self._end = weakref.finalize(self, self._errands.put, None)
 
     def send(self, errand: Errand) -> None:
-        """Let an errand be run soon; after `close` it never is."""
-        self._errands.put(errand)
+        """Let an errand be run soon; after `close` it is run at once, by whoever hands it over."""
+        if self._end.alive:
+            self._errands.put(errand)
+        else:
+            errand()
 
     def close(self) -> None:
         """Run what was handed over, and end the thread."""
