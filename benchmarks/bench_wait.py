@@ -220,6 +220,8 @@ def main() -> None:
         f"{options.passes} passes; the first {WARM} steps of each do not count; percentiles are of "
         "the waits of all steps and ranks, in parts of the step time; all waits: median of the "
         "passes, least and largest",
+        "a wait ends when a batch is handed over: what the threads beside a trainer take of its "
+        "interpreter afterwards, to ask for the next one, is no wait",
         "of what the CPUs make: what came, of what comes where steps take no time",
     ):
         report.note(line)

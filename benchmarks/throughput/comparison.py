@@ -39,6 +39,9 @@ PASSES = 5
 #: Passes of slow baselines that run at the same time, and ranks in them, at most: they keep no core
 #: busy.
 SLOTS, MOST_RANKS = 10, 320
+#: Ranks are processes of their own, up to so many: where several share one, each waits until the
+#: others' threads let go of its interpreter.
+MOST_PROCESSES = 16
 #: Dask workers for the loaders, the planner and the constructors.
 WORKERS = 2
 
@@ -81,8 +84,6 @@ class Bench:
         with ExitStack() as stack:
             cluster = stack.enter_context(local_cluster(WORKERS, self._folder))
             self._client = stack.enter_context(Client(cluster, set_as_default=False))
-            # MegaDask's ranks leave threads behind, which no other system should fork.
-            self._own = stack.enter_context(Slot())
             self._slots = [stack.enter_context(Slot()) for _ in range(self._num_slots)]
             self._stack = stack.pop_all()
         return self
@@ -95,19 +96,21 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self._folder) as folder, ExitStack() as stack:
             prepared = Prepared(cell, Path(folder), steptimes.load()[0])
             feeds = dict(prepared.baselines())
-            alone = {name: (feed, self._slots[0]) for name, feed in feeds.items()}
-            for name in SLOW:
-                del alone[name]
+            # MegaDask's ranks leave threads behind, which no other system should fork.
+            mine, other = (
+                stack.enter_context(Slot(min(cell.ranks, MOST_PROCESSES))) for _ in range(2)
+            )
+            alone = {name: (feed, other) for name, feed in feeds.items() if name not in SLOW}
             others: dict[str, tuple[Feed, Slot | None]] = {}
             if cell.engines:
                 make = engines.opened(prepared.fixed(), prepared.folder, cell.ranks)
                 others = stack.enter_context(make)
-            alone |= {name: (feed, slot or self._slots[0]) for name, (feed, slot) in others.items()}
+            alone |= {name: (feed, slot or other) for name, (feed, slot) in others.items()}
             own = {str(one): one for one in (PLAIN, *cell.variations)}
             found: dict[str, list[Pass]] = {name: [] for name in (*own, *feeds, *others)}
             for _ in range(self._passes):
                 for name, variation in own.items():
-                    found[name].append(run_megadask(self._own, self._client, prepared, variation))
+                    found[name].append(run_megadask(mine, self._client, prepared, variation))
                 for name, (feed, slot) in alone.items():
                     found[name].append(run_pass(slot, feed, prepared))
             slow = [name for name in SLOW for _ in range(self._passes)]
@@ -222,7 +225,9 @@ def heads(report: Report) -> None:
         f"the law that `costs.Measured` fits to them, {times.fitted!r}"
     )
     report.note(
-        f"ranks are threads of {PROCESSES} processes; {PACKS_PER_RANK} packs a rank and step, "
+        f"ranks are processes, 64 of them threads of {MOST_PROCESSES}, those of the two slow "
+        f"baselines, which keep no core busy, threads of {PROCESSES}; {PACKS_PER_RANK} packs a rank "
+        "and step, "
         'one a microbatch. Lengths of documents are those of `megadask.lengths`, mix "mixed": 30% '
         "chat, 40% web, 10% long, 20% code (in place of image-text where there are no images)"
     )

@@ -250,6 +250,23 @@ def test_what_a_closed_or_replaced_loader_left_is_not_written_to(
         loader.close()
 
 
+def test_memory_goes_with_the_last_tensor(client: Client, name: str) -> None:
+    """Before the loader closes and after, though not in the trainer's own thread."""
+    made = pipeline(ENDLESS, epochs=None, topology=md.ClientPlaceTree())
+    with md.serve(made, client, name=name) as service:
+        loader = connect(service, 0)
+        kept = list(islice(loader, 4))
+        (tensor,) = {batch["tokens"] for batch in kept[1:2]}
+        del kept[:2]
+        assert len(mappings()) >= 3
+        del tensor, kept[0]
+        assert wait_until(lambda: len(mappings()) <= 1 + loader.stats()["prefetch"])
+        loader.close()
+        assert mappings()
+        kept.clear()
+        assert wait_until(lambda: not mappings())
+
+
 # Processes --------------------------------------------------------------------------------------
 
 
