@@ -26,6 +26,8 @@ FIXED, SINGLE, KIND = (
 )
 SLOW = (SINGLE, KIND)
 MEGADASK = "MegaDask"
+#: What ranks would reach to whom MegaDask's batches came by themselves.
+READY = "the same, lying ready"
 #: Packs of one rank in a step, each a microbatch.
 PACKS_PER_RANK = 2
 #: As docs/batches.md advises where steps have few packs.
@@ -122,6 +124,8 @@ class Pass:
         Share of the time in which a mean rank waits for data.
     first_s
         Until all ranks had their first batch.
+    lengths
+        Of every rank, step and microbatch those of the documents.
     """
 
     tokens: int
@@ -131,6 +135,7 @@ class Pass:
     even_s: float
     wait_share: float
     first_s: float
+    lengths: list[list[list[list[int]]]]
 
     @property
     def of_bound(self) -> float:
@@ -161,6 +166,7 @@ class Pass:
             even_s=even_s,
             wait_share=waited_s / seconds,
             first_s=max(log.first_wait_s for log in logs),
+            lengths=[log.lengths for log in logs],
         )
 
 

@@ -51,6 +51,8 @@ class Log:
         Of every step the seconds of waiting for batches; without those for the first.
     tokens
         Tokens of all batches.
+    lengths
+        Of every step and microbatch those of the documents.
     """
 
     first_wait_s: float = 0.0
@@ -59,6 +61,7 @@ class Log:
     busy_s: list[list[float]] = field(default_factory=list)
     wait_s: list[float] = field(default_factory=list)
     tokens: int = 0
+    lengths: list[list[list[int]]] = field(default_factory=list)
 
 
 class Meeting:
@@ -113,6 +116,7 @@ def train(steps: Steps, accelerator: Accelerator, meeting: Meeting) -> Log:
     for step in steps:
         log.busy_s.append([])
         log.wait_s.append(0.0)
+        log.lengths.append([])
         for batch in step:
             came = time.perf_counter()
             if log.began_s:
@@ -121,7 +125,8 @@ def train(steps: Steps, accelerator: Accelerator, meeting: Meeting) -> Log:
                 log.first_wait_s = came - asked
                 meeting.wait()
                 log.began_s = time.perf_counter()
-            log.tokens += int(lengths_of(batch).sum())
+            log.lengths[-1].append(lengths_of(batch).tolist())
+            log.tokens += sum(log.lengths[-1][-1])
             log.busy_s[-1].append(accelerator.compute(batch))
             asked = time.perf_counter()
         accelerator.meet(meeting)
