@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +48,18 @@ class Courier:
 
 
 def _run(errands: SimpleQueue[Errand | None]) -> None:
-    while (errand := errands.get()) is not None:
+    while True:
+        errand = errands.get()
         time.sleep(PAUSE_S)
-        try:
-            errand()
-        except Exception:
-            logger.exception("an errand failed")
-        del errand  # and with it what it held, which may be a batch's memory
+        while errand is not None:
+            try:
+                errand()
+            except Exception:
+                logger.exception("an errand failed")
+            del errand  # and with it what it held, which may be a batch's memory
+            try:
+                errand = errands.get_nowait()
+            except Empty:
+                break
+        else:
+            return

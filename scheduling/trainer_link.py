@@ -141,9 +141,8 @@ class TrainerLink:
         """Ask for what follows what was read, once that is in use: a call takes its time, too."""
         others = self._prefetch.count - 1  # the one that was read is no more on its way
         if others and self._turning.target is None:
-            with contextlib.suppress(
-                OSError, RuntimeError, TimeoutError
-            ):  # the next read sees to it
+            # What fails here fails again at the next read, which sees to it.
+            with contextlib.suppress(OSError, RuntimeError, TimeoutError):
                 self._request_ahead(others, self._courier)
 
     def stats(self) -> dict[str, Any]:
