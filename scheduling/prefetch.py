@@ -20,11 +20,19 @@ class Prefetch:
     ----------
     fixed
         The number, if it is not to adapt.
+
+    Attributes
+    ----------
+    count
+        The number.
+    is_late
+        Whether the last microbatch was waited for.
     """
 
     def __init__(self, fixed: int | None = None) -> None:
         self._adapts = fixed is None
         self.count = fixed or 1
+        self.is_late = True
 
     def note(self, *, waited: bool, was_built: bool, num_bytes: int) -> None:
         """Take note of a microbatch that came.
@@ -38,6 +46,7 @@ class Prefetch:
         num_bytes
             Its size.
         """
+        self.is_late = waited
         if not self._adapts:
             return
         wanted = max(self.count, 2) + (waited and was_built and self.count > 1)

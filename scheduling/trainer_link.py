@@ -138,12 +138,12 @@ class TrainerLink:
         )
 
     def ask_ahead(self) -> None:
-        """Ask for what follows what was read, once that is in use: a call takes its time, too."""
+        """Ask for what follows what was read; what fails here fails again at the next read."""
         others = self._prefetch.count - 1  # the one that was read is no more on its way
         if others and self._turning.target is None:
-            # What fails here fails again at the next read, which sees to it.
+            courier = None if self._prefetch.is_late else self._courier  # who waits loses no time
             with contextlib.suppress(OSError, RuntimeError, TimeoutError):
-                self._request_ahead(others, self._courier)
+                self._request_ahead(others, courier)
 
     def stats(self) -> dict[str, Any]:
         """Return how long this rank waited, and in which way batches came."""

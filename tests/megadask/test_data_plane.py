@@ -154,7 +154,7 @@ def test_nothing_grows_with_the_batches(
                 if number % 30 == 15:
                     counts.append(ours())
 
-        run(one, body, seconds=120)
+        run(one, body, seconds=120, prefetch=4)
         [part] = one.stats()["constructors"]
         assert part["shared_slots"] < 50
     assert max(counts[10:]) <= max(counts[:10]) + 10
