@@ -75,6 +75,11 @@ def closed(reason: str, error: bytes | None) -> Reply:
     return reply("closed", payload, reason=reason)
 
 
+def packed_error(payload: Reply) -> bytes | None:
+    """Return what a run failed with, of the answer that it is over."""
+    return payload["error"].tobytes() if "error" in payload else None
+
+
 def read_reply(answer: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], Reply]:
     """Split an answer into its header and its arrays."""
     header = json.loads(answer["header"].tobytes())

@@ -39,6 +39,11 @@ class Line:
         self._actor = actor  # its client knows by it whether its worker is lost
         self._future = future
 
+    def check(self) -> None:
+        """Raise RuntimeError if the actor is known to be lost."""
+        if self._future.status not in ("finished", "pending"):
+            raise RuntimeError(f"the worker of {self.key} was lost ({self._future.status})")
+
     def call(
         self,
         method: str,
@@ -63,8 +68,7 @@ class Line:
         RuntimeError
             The actor is known to be lost.
         """
-        if self._future.status not in ("finished", "pending"):
-            raise RuntimeError(f"the worker of {self.key} was lost ({self._future.status})")
+        self.check()
         loop: asyncio.AbstractEventLoop = self._client.loop.asyncio_loop  # type: ignore[union-attr]
         if courier is None:
             return asyncio.run_coroutine_threadsafe(self._answer(method, plain, then), loop)

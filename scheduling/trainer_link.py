@@ -6,9 +6,9 @@ the process: what a trainer needs to go on is in the supervisor's record and in 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -16,7 +16,7 @@ from distributed import Client
 
 from megadask.planner.errors import MegaDaskError
 from megadask.scheduling.courier import Courier
-from megadask.scheduling.delivery import Microbatch, Reply, StepFacts
+from megadask.scheduling.delivery import Microbatch, Reply, StepFacts, packed_error
 from megadask.scheduling.desk import GRACE_S, Desk, process_name
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
 from megadask.scheduling.line import Line
@@ -123,8 +123,7 @@ class TrainerLink:
         step, microbatch = self.position
         del self._inflight[self.position]
         is_last = self._track.advance()
-        is_shared = "shared" in header
-        self._receiver.num_shared += is_shared
+        self._receiver.num_shared += (is_shared := "shared" in header)
         return Microbatch(
             step=step,
             microbatch=microbatch,
@@ -142,13 +141,13 @@ class TrainerLink:
         others = self._prefetch.count - 1  # the one that was read is no more on its way
         if others and self._turning.target is None:
             courier = None if self._prefetch.is_late else self._courier  # who waits loses no time
-            with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+            with suppress(OSError, RuntimeError, TimeoutError):
                 self._request_ahead(others, courier)
 
     def stats(self) -> dict[str, Any]:
         """Return how long this rank waited, and in which way batches came."""
-        ahead = {"wait_s": self.wait_s, "prefetch": self._prefetch.count}
-        return {**ahead, **self._receiver.stats()}
+        ahead = self._prefetch.count
+        return {"wait_s": self.wait_s, "prefetch": ahead, **self._receiver.stats()}
 
     def consume(self, mark: Watermark) -> None:
         """Note that everything before ``mark`` was used; the next call passes it on."""
@@ -253,7 +252,7 @@ class TrainerLink:
                 if status == "wait":
                     waiting_for = header["waiting_for"]
                 elif status == "closed":
-                    self._desk.refuse(header["reason"], _error_bytes(arrays))
+                    self._desk.refuse(header["reason"], packed_error(arrays))
                 elif status == "generation":
                     self._adopt()
                 elif status == "moved":
@@ -311,7 +310,12 @@ class TrainerLink:
             return last_heard
 
     def _has_come(self) -> bool:
-        """Whether the constructor has answered about the position."""
+        """Whether the position's answer is there; RuntimeError if the constructor is lost.
+
+        All ranks see that before the same batch, however many they have on their way.
+        """
+        if self._desk.line is not None:
+            self._desk.line.check()
         held = self._inflight.get(self.position)
         return isinstance(held, tuple) or (held is not None and held.done())
 
@@ -394,7 +398,3 @@ class TrainerLink:
             )
         self._generation = standing["generation"]
         self._inflight.clear()
-
-
-def _error_bytes(arrays: Reply) -> bytes | None:
-    return arrays["error"].tobytes() if "error" in arrays else None
