@@ -180,12 +180,6 @@ def tell(report: Report, web: Web, found: Mapping[str, list[Pass]]) -> None:
         "idle, of a core",
     ]
     report.table(str(web), columns, rows)
-    report.say(
-        "What MegaDask does beyond the DataLoader it does per step and document, whatever the "
-        "transform costs: it describes samples and plans them, carries them from loaders to "
-        "constructors in messages, packs whole documents with their bounds, hands batches out by "
-        "calls. Beside a transform that is no more than a copy of bytes, that is most of the time."
-    )
     parties = ["scheduler", "Dask workers", "trainers", "loader processes"]
     rows = [[name, *(_share(passes, party) for party in parties)] for name, passes in found.items()]
     report.table(f"{web.kind}: CPU s per million tokens, by process", ["", *parties], rows)
@@ -236,6 +230,12 @@ def main() -> None:
         found = measure(webs, Path(folder), options)
     for web in webs:
         tell(report, web, found[web.kind])
+    report.say(
+        "What MegaDask does beyond the DataLoader it does per step and document, whatever the "
+        "transform costs: it describes samples and plans them, carries them from loaders to "
+        "constructors in messages, packs whole documents with their bounds, hands batches out by "
+        "calls. Beside a transform that is no more than a copy of bytes, that is most of the time."
+    )
     report.figures |= figures(found)
     report.write()
 

@@ -53,6 +53,8 @@ def main() -> None:
         "one copy: a process that has opened each source once with the same reader and reads "
         "them in turns, less one that has opened none",
         "the engine: a service with one source of 64 rows on each of its workers",
+        "a rank beside the cluster: the Dask client that its batches come by, with the modules "
+        "that it imports, and the batches that are on their way",
         f"MB: 10^6 bytes of Pss, medians of {times} steps",
     ):
         report.note(line)

@@ -81,17 +81,16 @@ def by_megadask(num_bytes: int, client: Client, *, shared: bool, written: bool) 
     """Take batches of a `Giver`."""
     future = client.submit(Giver, num_bytes, actor=True, pure=False)
     line = Line(client, future.key, future.result(timeout=WAIT_S), future)
-    courier = Courier()
-    receiver = Receiver(0, courier)
+    with closing(Courier()) as courier:
+        receiver = Receiver(0, courier)
 
-    def take() -> NDArray[np.uint8]:
-        use = receiver.use() if shared else [None, []]
-        call = line.call("fetch", use, written, then=receiver.take)
-        data: NDArray[np.uint8] = call.result(timeout=WAIT_S)[1]["data"]
-        return data
+        def take() -> NDArray[np.uint8]:
+            use = receiver.use() if shared else [None, []]
+            call = line.call("fetch", use, written, then=receiver.take)
+            data: NDArray[np.uint8] = call.result(timeout=WAIT_S)[1]["data"]
+            return data
 
-    yield take
-    courier.close()
+        yield take
 
 
 def send_all(port: int, num_bytes: int) -> None:

@@ -113,6 +113,11 @@ class Desk:
                 self.line = Line(self.client, key, actor, future)
         return self.line
 
+    def check_line(self) -> None:
+        """Raise RuntimeError if the constructor that was found last is known to be lost."""
+        if self.line is not None:
+            self.line.check()
+
     def forget_constructor(self) -> None:
         """Forget a constructor that does not answer."""
         self.line = None

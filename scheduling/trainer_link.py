@@ -123,7 +123,8 @@ class TrainerLink:
         step, microbatch = self.position
         del self._inflight[self.position]
         is_last = self._track.advance()
-        self._receiver.num_shared += (is_shared := "shared" in header)
+        is_shared = "shared" in header
+        self._receiver.num_shared += is_shared
         return Microbatch(
             step=step,
             microbatch=microbatch,
@@ -314,8 +315,7 @@ class TrainerLink:
 
         All ranks see that before the same batch, however many they have on their way.
         """
-        if self._desk.line is not None:
-            self._desk.line.check()
+        self._desk.check_line()
         held = self._inflight.get(self.position)
         return isinstance(held, tuple) or (held is not None and held.done())
 

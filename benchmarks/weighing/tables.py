@@ -81,10 +81,6 @@ def _report_growth(report: reporting.Report, layout: str, grid: Grid) -> None:
         ["sources", "all, bare ranks subtracted", "its cluster", "MB a rank beside the cluster"],
         rows,
     )
-    report.say(
-        "What grows beside the cluster is each rank's own: the Dask client that its batches come "
-        "by, with the modules that it imports, and the batches that are on their way."
-    )
 
 
 def _goals(report: reporting.Report, layout: str, grid: Grid, engine_mb: float) -> None:
