@@ -1,9 +1,10 @@
 """How fast does training go, compared with other loaders, on the same data in the same run?
 
-Ranks are threads that wait as long as a real model takes for what they were given, and then meet;
-everything else is real: files, transforms, Dask, the planner, and the other loaders. Every system
-goes through the same documents once: ``python benchmarks/bench_throughput.py``. ``--measure``
-measures anew how long the model takes, ``--real`` trains a small one for real on two ranks.
+Ranks wait as long as a real model takes for what they were given, and then meet; everything else
+is real: files, transforms, Dask, the planner, and the other loaders. Every system goes through the
+same documents once: ``python benchmarks/bench_throughput.py``, for an hour and more. Ctrl-C ends it
+with a report of the cells that are done. ``--measure`` measures anew how long the model takes,
+``--real`` trains a small one for real on two ranks.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def main() -> None:
 
             report = Report("throughput-real", "Throughput of two ranks that train", options)
             real.run(report, Path(folder), options.passes, quick=options.quick)
+            report.write()
         else:
             from throughput import comparison
 
             report = Report("throughput", "Throughput", options)
             comparison.run(report, Path(folder), options.passes, options.only, quick=options.quick)
-        report.write()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,15 @@ settings.load_profile("laws")
 GRACE_S = 10.0
 
 
+def pytest_collection_finish() -> None:
+    """Let the collector look at what tests make, not at all tests and libraries, each time.
+
+    Checks for what is left behind call it again and again.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def patient_clusters() -> Iterator[None]:
     """Keep nannies whose workers tests kill again and again.

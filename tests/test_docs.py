@@ -13,6 +13,8 @@ import pytest
 import torch
 from distributed import Client
 
+from tests.conftest import LeakCheck
+
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -23,7 +25,10 @@ def blocks(path: Path) -> list[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
-def test_blocks_of_docs_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_docs_run(
+    no_leaks: LeakCheck, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_leaks(spare_fds=20)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     for block in blocks(path):

@@ -278,15 +278,22 @@ def heads(report: Report) -> None:
 
 
 def run(report: Report, folder: Path, passes: int | None, only: str, *, quick: bool) -> None:
-    """Run the cells whose names have ``only`` in them."""
+    """Run the cells whose names have ``only`` in them, and write the report."""
     heads(report)
     cells = [cell for cell in (QUICK if quick else CELLS) if only in str(cell)]
     done: dict[Cell, dict[str, list[Pass]]] = {}
     number = passes or (1 if quick else PASSES)
-    with Bench(folder, 1 if quick else min(SLOTS, len(SLOW) * number), number) as bench:
-        for cell in cells:
-            progress(str(cell))
-            done[cell], prepared = bench.run(cell)
-            tell(report, cell, done[cell], prepared)
-            report.say(f"Times of the model are multiplied by {prepared.times.scale:.4g}.")
-    summarise(report, done)
+    slots = 1 if quick else min(SLOTS, len(SLOW) * number)
+    try:
+        with Bench(folder, slots, number) as bench:
+            for cell in cells:
+                progress(str(cell))
+                done[cell], prepared = bench.run(cell)
+                tell(report, cell, done[cell], prepared)
+                report.say(f"Times of the model are multiplied by {prepared.times.scale:.4g}.")
+    finally:  # an hour of cells is not lost to one that fails, or to Ctrl-C
+        if missing := [str(cell) for cell in cells if cell not in done]:
+            report.note(f"ended early, without: {'; '.join(missing)}")
+        if done:
+            summarise(report, done)
+            report.write()

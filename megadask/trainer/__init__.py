@@ -1,6 +1,7 @@
 """What runs in the training process; the only part that needs torch, but for the demo.
 
 loader.py        `connect`, and the loader that yields batches
+client.py        its client of Dask
 steps.py         batches step by step
 tee.py           several cursors over the same batches
 confirmed.py     what a loop that asks early has really used

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +18,7 @@ from megadask.scheduling.point import Point
 from megadask.scheduling.trainer_link import TrainerLink
 from megadask.scheduling.wire import run_name
 from megadask.tls import check_security
+from megadask.trainer.client import open_client
 from megadask.trainer.confirmed import Confirmed
 from megadask.trainer.groups import Share, process_group
 from megadask.trainer.presets import Batch, Form, Preset, known_keys
@@ -101,31 +101,7 @@ def connect(
     check_security(str(address), security)
     form = Form(preset=preset, names=names or {}, pin_memory=pin_memory)
     group = None if group is None else process_group(group)
-    target: dict[str, Any] = {"address": str(address)}
-    if Path(address).is_file():
-        target = {"scheduler_file": str(address)}
-    elif "://" not in str(address) and ":" not in str(address):
-        raise ConfigError(
-            "connect(address)",
-            got=repr(str(address)),
-            limit="an address such as tcp://host:port, or the path of a scheduler file",
-        )
-    try:
-        client = Client(
-            **target,
-            timeout=timeout,
-            direct_to_workers=True,
-            set_as_default=False,
-            security=security,
-            name="megadask-trainer",
-        )
-    except (OSError, TimeoutError) as error:
-        raise DeadlineError(
-            "the Dask scheduler does not answer",
-            got=f"{address}: {type(error).__name__}: {error}",
-            limit=f"a connection within {timeout:g} s",
-            remedy="Check the address, and that the scheduler is running.",
-        ) from error
+    client = open_client(str(address), timeout_s=timeout, security=security)
     link = None
     try:
         link = TrainerLink(

@@ -14,7 +14,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import megadask as md
-from tests.conftest import make_cluster, wait_until
+from tests.conftest import LeakCheck, make_cluster, wait_until
 from tests.megadask.helpers import faulty
 from tests.megadask.helpers.data import (
     corpus,
@@ -354,7 +354,7 @@ def test_options_of_connect(client: Client, name: str, options: dict[str, Any], 
         connect(service, 0, **options)
 
 
-def test_a_dead_address() -> None:
+def test_a_dead_address(no_leaks: LeakCheck) -> None:
     with pytest.raises(md.errors.DeadlineError, match=r"127\.0\.0\.1:1\b.*Check the address"):
         md.connect("tcp://127.0.0.1:1", rank=0, timeout=2)
 
