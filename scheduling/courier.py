@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +17,8 @@ Errand = Callable[[], object]
 #: made it, and let go of the interpreter for a moment, which is then taken for as long as this
 #: errand, and all that follows from it, take.
 PAUSE_S = 0.001
+#: Longest wait of `Courier.close`, in seconds.
+CLOSE_S = 10.0
 
 
 class Courier:
@@ -42,24 +44,19 @@ class Courier:
             errand()
 
     def close(self) -> None:
-        """Run what was handed over, and end the thread."""
+        """Run what was handed over, and end the thread; it is left to itself if it takes long."""
         self._end()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
 
 
 def _run(errands: SimpleQueue[Errand | None]) -> None:
-    while True:
-        errand = errands.get()
-        time.sleep(PAUSE_S)
-        while errand is not None:
-            try:
-                errand()
-            except Exception:
-                logger.exception("an errand failed")
-            del errand  # and with it what it held, which may be a batch's memory
-            try:
-                errand = errands.get_nowait()
-            except Empty:
-                break
-        else:
-            return
+    pause = True
+    while (errand := errands.get()) is not None:
+        if pause:
+            time.sleep(PAUSE_S)
+        try:
+            errand()
+        except Exception:
+            logger.exception("an errand failed")
+        del errand  # and with it what it held, which may be a batch's memory
+        pause = errands.empty()
