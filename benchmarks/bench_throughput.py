@@ -21,7 +21,13 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help="measure the step times, and end")
     parser.add_argument("--real", action="store_true", help="train for real, on two ranks")
     parser.add_argument("--passes", type=int, help="passes of each system")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cells with this in their name")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[""],
+        metavar="TEXT",
+        help="cells with one of these in their name, in this order",
+    )
     options = parser.parse_args()
     # Not above: the processes of Dask import this file, and have no use for torch.
     if options.measure:

@@ -277,10 +277,13 @@ def heads(report: Report) -> None:
     )
 
 
-def run(report: Report, folder: Path, passes: int | None, only: str, *, quick: bool) -> None:
-    """Run the cells whose names have ``only`` in them, and write the report."""
+def run(
+    report: Report, folder: Path, passes: int | None, only: Sequence[str], *, quick: bool
+) -> None:
+    """Run the cells whose names have one of ``only`` in them, and write the report."""
     heads(report)
-    cells = [cell for cell in (QUICK if quick else CELLS) if only in str(cell)]
+    cells = QUICK if quick else CELLS
+    cells = list(dict.fromkeys(cell for text in only for cell in cells if text in str(cell)))
     done: dict[Cell, dict[str, list[Pass]]] = {}
     number = passes or (1 if quick else PASSES)
     slots = 1 if quick else min(SLOTS, len(SLOW) * number)
