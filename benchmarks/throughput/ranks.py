@@ -191,8 +191,9 @@ class Slot:
         """End the processes."""
         for _, connection in self._members:
             connection.close()
+        deadline = time.monotonic() + 5.0  # of all: they may be amid a pass
         for process, _ in self._members:
-            process.join(5.0)
+            process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join(10.0)
