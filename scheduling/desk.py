@@ -6,10 +6,12 @@ import asyncio
 import os
 import socket
 from concurrent.futures import CancelledError
+from copy import copy
 from typing import Any
 
 from distributed import Client, Variable
 
+from megadask.planner.errors import MegaDaskError
 from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError, unpack_error
 from megadask.scheduling.line import Line
 from megadask.scheduling.wire import AGAIN_S, SUPERVISOR
@@ -50,15 +52,22 @@ class Desk:
             arguments["wait_s"] = wait_s
         limit_s = GRACE_S + (wait_s or 0.0)
         try:
-            reply = self.client.sync(self._ask, call=call, **arguments, callback_timeout=limit_s)
-        except (TimeoutError, OSError) as error:
+            reply, error = self.client.sync(
+                self._ask, call=call, **arguments, callback_timeout=limit_s
+            )
+        except (TimeoutError, OSError) as lost:
             raise DeadlineError(
                 f"the Dask scheduler does not answer {call!r} of rank {self.rank}",
-                got=f"{type(error).__name__}: {error}",
+                got=f"{type(lost).__name__}: {lost}",
                 limit=f"{limit_s:g} s",
                 remedy="See whether the scheduler is alive; after its loss, start a new cluster "
                 "and serve(resume=state).",
-            ) from error
+            ) from lost
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it leads to this frame, too
         if call == "join" and reply is None:  # what Dask answers where nobody handles the call
             raise ServiceError(
                 "the Dask scheduler has no MegaDask service",
@@ -69,7 +78,19 @@ class Desk:
             self.refuse(reply["reason"], reply["error"])
         return reply
 
-    async def _ask(self, **arguments: Any) -> Any:
+    async def _ask(self, **arguments: Any) -> tuple[Any, MegaDaskError | None]:
+        """Return an answer, or else a copy of the supervisor's error.
+
+        The error itself Dask ties to the frames that it went through. Raised in the trainer it
+        would tie all frames there to them, too, and the batches that are in these: until garbage is
+        collected, which training loops may have switched off.
+        """
+        try:
+            return await self._call(**arguments), None
+        except MegaDaskError as error:
+            return None, copy(error).with_traceback(None)
+
+    async def _call(self, **arguments: Any) -> Any:
         """Call once; a second time where the connection was cut, if the client is still there."""
         if self.client.scheduler is None:
             raise OSError("the Dask client of this loader has closed")

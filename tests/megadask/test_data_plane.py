@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from distributed import Client
 
 import megadask as md
 from megadask.scheduling import receiver, segment
+from megadask.scheduling.errors import ClaimError
 from megadask.scheduling.segment import GoneError, host_identity
 from tests.conftest import LeakCheck, wait_until
 from tests.faults.helpers import holder
@@ -250,6 +252,16 @@ def test_what_a_closed_or_replaced_loader_left_is_not_written_to(
         loader.close()
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Collect no garbage, as training loops do that want no pauses; begin without any."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
 def test_memory_goes_with_the_last_tensor(client: Client, name: str) -> None:
     """Before the loader closes and after, though not in the trainer's own thread."""
     made = pipeline(ENDLESS, epochs=None, topology=md.ClientPlaceTree())
@@ -264,6 +276,25 @@ def test_memory_goes_with_the_last_tensor(client: Client, name: str) -> None:
         loader.close()
         assert mappings()
         kept.clear()
+        assert wait_until(lambda: not mappings())
+
+
+def until_taken(service: md.Service) -> None:
+    loader = connect(service, 0)
+    kept = list(islice(loader, 2))
+    with connect(service, 0):
+        with pytest.raises(ClaimError):
+            kept += islice(loader, 20)
+        assert mappings()
+        loader.close()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_memory_of_a_replaced_loader_goes_with_it(client: Client, name: str) -> None:
+    """The error that it got, and Dask has to do with, holds nothing of its frames."""
+    made = pipeline(ENDLESS, epochs=None, topology=md.ClientPlaceTree())
+    with md.serve(made, client, name=name) as service:
+        until_taken(service)
         assert wait_until(lambda: not mappings())
 
 
