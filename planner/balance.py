@@ -31,6 +31,7 @@ __all__ = [
     "check_options",
     "imbalance",
     "lower_bound",
+    "prepare",
     "slowest",
 ]
 
@@ -84,6 +85,12 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
             limit = f"one of {sorted(known)}" if known else "no options"
             raise ConfigError(f"option of balance({method!r})", got=repr(name), limit=limit)
         check_integer(f"balance({method!r}, {name}=)", value, 0)
+
+
+def prepare(method: Method) -> None:
+    """Load what a method needs, for which its first problem would wait: up to half a second."""
+    if method == "assignment":
+        import scipy.optimize  # noqa: F401  40 MB that only processes that place are to have
 
 
 def _in_order(problem: Problem, method: str, options: Mapping[str, Any]) -> Ints:

@@ -267,8 +267,7 @@ class Exchange:
 
     def _assigned(self, rest_FP: Ints, out_F: Ints, hole_F: Ints) -> Ints:
         """(F,) the unit that each group gets, at the least sum of powers of the times."""
-        # 20 MB that only processes need which place.
-        from scipy.optimize import linear_sum_assignment
+        from scipy.optimize import linear_sum_assignment  # large: see `balance.prepare`
 
         in_F = out_F.copy()
         top_RP = np.maximum(self.time_FP.reshape(*self.shape, -1).max(axis=1), 1.0)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from megadask.planner.balance import Method, Problem
+from megadask.planner.balance import Method, Problem, prepare
 from megadask.planner.costs import Cost, Tokens, evaluate, unit_of
 from megadask.planner.cp import Context
 from megadask.planner.deferral import Deferral
@@ -157,6 +157,11 @@ class Strategy(Placement):
             return None
         steps, ways = self.defer
         return Deferral(steps=steps, ways=ways, cost=self.cost)
+
+    def prepare(self) -> None:
+        """Load what placing will need; the first step that is placed waits for it otherwise."""
+        for placement in (self, *self.selections.values()):
+            prepare(placement.method)
 
     def fingerprint(self) -> str:
         """Return a hash of the strategy, equal in all processes that declare the same."""

@@ -62,9 +62,12 @@ class PlannerActor:
         self._rest: Point | None = None
         self._num_events = 0
         self._task: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Begin to plan; returns at once."""
+        # Beside the first calls for metadata; a step that is placed sooner loads it by itself.
+        self._preparing = asyncio.ensure_future(asyncio.to_thread(self._spec.strategy.prepare))
         self._task = asyncio.create_task(self._plan_on(), name=f"plan {self._run}")
 
     async def close(self) -> None:

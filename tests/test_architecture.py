@@ -187,6 +187,21 @@ def test_importing_megadask_and_planner_loads_nothing_heavy() -> None:
     assert loaded & {"dask", "distributed", "torch", "pyarrow", "pandas", "scipy"} == set()
 
 
+@pytest.mark.parametrize("method", ["assignment", "greedy", "karmarkar_karp", "none"])
+def test_nothing_is_left_to_load_once_a_strategy_has_prepared(method: str) -> None:
+    """A step that loads a library makes the trainers wait."""
+    place = f"""
+import numpy as np
+from megadask.planner.balance import Problem, balance
+from megadask.planner.strategy import Strategy
+problem = Problem(cost_NP=np.arange(1, 100).reshape(-1, 1) ** 2, num_buckets=8)
+Strategy(method={method!r}).prepare()
+"""
+    prepared = loaded_by(place)
+    assert loaded_by(place + f"balance(problem, {method!r})") == prepared
+    assert ("scipy" in prepared) == (method == "assignment")
+
+
 def test_importing_all_of_planner_does_not_load_dask() -> None:
     loaded = loaded_by(import_all("megadask.planner"))
     assert loaded & {"dask", "distributed", "torch", "pandas"} == set()
