@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -78,8 +79,8 @@ QUICK = [Cell(data="bytes", context=4096, ranks=4, steps=6, step_s=0.25)]
 class Bench:
     """Runs cells with processes that stay, while entered."""
 
-    def __init__(self, folder: Path, slots: int, passes: int) -> None:
-        self._folder, self._passes = folder, passes
+    def __init__(self, folder: Path, slots: int, passes: int, nice: int) -> None:
+        self._folder, self._passes, self._nice = folder, passes, nice
         self._stack = ExitStack()
         self._num_slots = slots
 
@@ -87,6 +88,7 @@ class Bench:
         with ExitStack() as stack:
             cluster = stack.enter_context(local_cluster(WORKERS, self._folder))
             self._client = stack.enter_context(Client(cluster, set_as_default=False))
+            self._client.run(be_nice, self._nice)
             self._slots = [stack.enter_context(Slot()) for _ in range(self._num_slots)]
             self._stack = stack.pop_all()
         return self
@@ -140,6 +142,12 @@ class Bench:
         most = max(1, min(len(self._slots), MOST_RANKS // prepared.cell.ranks))
         with ThreadPoolExecutor(most) as pool:
             return list(pool.map(one, feeds))
+
+
+def be_nice(nice: int) -> None:
+    """Let all threads of this process yield to others, as if it had been started by ``nice``."""
+    for thread in os.listdir("/proc/self/task"):
+        os.setpriority(os.PRIO_PROCESS, int(thread), nice)
 
 
 def tell(report: Report, cell: Cell, found: dict[str, list[Pass]], prepared: Prepared) -> None:
@@ -280,17 +288,25 @@ def heads(report: Report) -> None:
 
 
 def run(
-    report: Report, folder: Path, passes: int | None, only: Sequence[str], *, quick: bool
+    report: Report,
+    folder: Path,
+    passes: int | None,
+    only: Sequence[str],
+    *,
+    nice: int,
+    quick: bool,
 ) -> None:
     """Run the cells whose names have one of ``only`` in them, and write the report."""
     heads(report)
+    if nice:
+        report.note(f"Dask workers run at nice {nice}, ranks and the other loaders at 0")
     cells = QUICK if quick else CELLS
     cells = list(dict.fromkeys(cell for text in only for cell in cells if text in str(cell)))
     done: dict[Cell, dict[str, list[Pass]]] = {}
     number = passes or (1 if quick else PASSES)
     slots = 1 if quick else min(SLOTS, len(SLOW) * number)
     try:
-        with Bench(folder, slots, number) as bench:
+        with Bench(folder, slots, number, nice) as bench:
             for cell in cells:
                 progress(str(cell))
                 done[cell], prepared = bench.run(cell)
