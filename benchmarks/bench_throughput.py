@@ -28,7 +28,7 @@ def main() -> None:
         metavar="TEXT",
         help="cells with one of these in their name, in this order",
     )
-    parser.add_argument("--nice", type=int, default=0, help="of the Dask workers")
+    parser.add_argument("--alone", action="store_true", help="MegaDask without the others")
     options = parser.parse_args()
     # Not above: the processes of Dask import this file, and have no use for torch.
     if options.measure:
@@ -47,8 +47,7 @@ def main() -> None:
             from throughput import comparison
 
             report = Report("throughput", "Throughput", options)
-            facts = {"nice": options.nice, "quick": options.quick}
-            comparison.run(report, Path(folder), options.passes, options.only, **facts)
+            comparison.run(report, Path(folder), options)
 
 
 if __name__ == "__main__":

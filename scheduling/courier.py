@@ -13,10 +13,12 @@ logger = logging.getLogger(__name__)
 
 Errand = Callable[[], object]
 
-#: What the other thread has to itself after handing over an errand: it may still be busy with what
-#: made it, and let go of the interpreter for a moment, which is then taken for as long as this
-#: errand, and all that follows from it, take.
-PAUSE_S = 0.001
+#: What the other thread has to itself after handing over an errand. It may be busy with what made
+#: it, and let go of the interpreter for a moment, which would then be taken for as long as this
+#: errand, and all that follows from it, take. And ranks of one host, which met at the end of a
+#: step, are given their batches at the same moment: errands of the first would hold up the last,
+#: for which all wait at the next meeting. What is asked for is needed a whole microbatch later.
+PAUSE_S = 0.01
 #: Longest wait of `Courier.close`, in seconds.
 CLOSE_S = 10.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -79,8 +79,8 @@ QUICK = [Cell(data="bytes", context=4096, ranks=4, steps=6, step_s=0.25)]
 class Bench:
     """Runs cells with processes that stay, while entered."""
 
-    def __init__(self, folder: Path, slots: int, passes: int, nice: int) -> None:
-        self._folder, self._passes, self._nice = folder, passes, nice
+    def __init__(self, folder: Path, slots: int, passes: int, *, alone: bool) -> None:
+        self._folder, self._passes, self._alone = folder, passes, alone
         self._stack = ExitStack()
         self._num_slots = slots
 
@@ -88,7 +88,6 @@ class Bench:
         with ExitStack() as stack:
             cluster = stack.enter_context(local_cluster(WORKERS, self._folder))
             self._client = stack.enter_context(Client(cluster, set_as_default=False))
-            self._client.run(be_nice, self._nice)
             self._slots = [stack.enter_context(Slot()) for _ in range(self._num_slots)]
             self._stack = stack.pop_all()
         return self
@@ -100,14 +99,14 @@ class Bench:
         """Return the passes of every system."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder, ExitStack() as stack:
             prepared = Prepared(cell, Path(folder), steptimes.load()[0])
-            feeds = dict(prepared.baselines())
+            feeds = {} if self._alone else dict(prepared.baselines())
             # MegaDask's ranks leave threads behind, which no other system should fork.
             mine, other = (
                 stack.enter_context(Slot(min(cell.ranks, MOST_PROCESSES))) for _ in range(2)
             )
             alone = {name: (feed, other) for name, feed in feeds.items() if name not in SLOW}
             others: dict[str, tuple[Feed, Slot | None]] = {}
-            if cell.engines:
+            if cell.engines and not self._alone:
                 make = engines.opened(prepared.fixed(), prepared.folder, cell.ranks)
                 others = stack.enter_context(make)
             alone |= {name: (feed, slot or other) for name, (feed, slot) in others.items()}
@@ -121,7 +120,7 @@ class Bench:
                 found[READY].append(run_pass(mine, replayed, prepared))
                 for name, (feed, slot) in alone.items():
                     found[name].append(run_pass(slot, feed, prepared))
-            slow = [name for name in SLOW for _ in range(self._passes)]
+            slow = [name for name in SLOW if name in feeds for _ in range(self._passes)]
             passes = self._at_once([feeds[name] for name in slow], prepared)
             for name, one in zip(slow, passes, strict=True):
                 found[name].append(one)
@@ -144,17 +143,12 @@ class Bench:
             return list(pool.map(one, feeds))
 
 
-def be_nice(nice: int) -> None:
-    """Let all threads of this process yield to others, as if it had been started by ``nice``."""
-    for thread in os.listdir("/proc/self/task"):
-        os.setpriority(os.PRIO_PROCESS, int(thread), nice)
-
-
 def tell(report: Report, cell: Cell, found: dict[str, list[Pass]], prepared: Prepared) -> None:
     """Print the table of a cell, and keep its figures."""
     own = found[MEGADASK]
     rows = [[name, *_cells(passes, own)] for name, passes in found.items()]
-    absent = [name for name in engines.MODULES if cell.engines and name not in found]
+    has_engines = cell.engines and SINGLE in found
+    absent = [name for name in engines.MODULES if has_engines and name not in found]
     missing = [[name, "not installed"] for name in absent]
     rows += [[*row, *[""] * (len(COLUMNS) - len(row))] for row in missing]
     corpus = prepared.corpus
@@ -215,7 +209,7 @@ def summarise(report: Report, cells: dict[Cell, dict[str, list[Pass]]]) -> None:
                 lying = statistics.median(ratios(found[READY], found[own]))
                 told = f"{what}: time of the same batches lying ready / MegaDask"
                 report.goal(told, lying, least=0.97)
-            if own == MEGADASK and (other := _beaten(cell)):
+            if own == MEGADASK and (other := _beaten(cell)) in faster:
                 report.goal(f"{what}: time of {other} / MegaDask", faster[other], least=4.5)
             least += [(ratio, f"{what}: {name}") for name, ratio in faster.items()]
             cells_of_row = (f"{faster[name]:.2f} x" if name in faster else "" for name in others)
@@ -223,12 +217,12 @@ def summarise(report: Report, cells: dict[Cell, dict[str, list[Pass]]]) -> None:
     report.table(
         "How many times as long as MegaDask the others take", ("", "of its bound", *others), rows
     )
-    (share, where), (ratio, which) = min(shares), min(least)
-    report.say(
-        f"The least share of the bound is {share:.1%} ({where}); the others take {ratio:.3f} times "
-        f"as long at least ({which})."
-    )
-    report.goal(f"least time of another / MegaDask ({which})", ratio, least=1.0)
+    share, where = min(shares)
+    report.say(f"The least share of the bound is {share:.1%} ({where}).")
+    if least:
+        ratio, which = min(least)
+        report.say(f"The others take {ratio:.3f} times as long at least ({which}).")
+        report.goal(f"least time of another / MegaDask ({which})", ratio, least=1.0)
 
 
 def _beaten(cell: Cell) -> str | None:
@@ -287,26 +281,18 @@ def heads(report: Report) -> None:
     )
 
 
-def run(
-    report: Report,
-    folder: Path,
-    passes: int | None,
-    only: Sequence[str],
-    *,
-    nice: int,
-    quick: bool,
-) -> None:
-    """Run the cells whose names have one of ``only`` in them, and write the report."""
+def run(report: Report, folder: Path, options: argparse.Namespace) -> None:
+    """Run the cells that the options of bench_throughput ask for, and write the report."""
     heads(report)
-    if nice:
-        report.note(f"Dask workers run at nice {nice}, ranks and the other loaders at 0")
+    quick, alone = options.quick, options.alone
     cells = QUICK if quick else CELLS
-    cells = list(dict.fromkeys(cell for text in only for cell in cells if text in str(cell)))
+    named = [cell for text in options.only for cell in cells if text in str(cell)]
+    cells = list(dict.fromkeys(named))
     done: dict[Cell, dict[str, list[Pass]]] = {}
-    number = passes or (1 if quick else PASSES)
-    slots = 1 if quick else min(SLOTS, len(SLOW) * number)
+    number = options.passes or (1 if quick else PASSES)
+    slots = 0 if alone else 1 if quick else min(SLOTS, len(SLOW) * number)
     try:
-        with Bench(folder, slots, number, nice) as bench:
+        with Bench(folder, slots, number, alone=alone) as bench:
             for cell in cells:
                 progress(str(cell))
                 done[cell], prepared = bench.run(cell)
