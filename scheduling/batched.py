@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, TypeVar
 
 from megadask.planner.errors import ConfigError
@@ -21,6 +22,10 @@ from megadask.scheduling.spec import SourceSpec
 #: Most records of a batch, where the transform does not say, and most bytes of their texts.
 BATCH_RECORDS = 64
 BATCH_BYTES = 4 * 2**20
+#: Most records of the first batch of a shard.
+FIRST_RECORDS = 4
+#: Multiples of it, but for the whole, spread evenly over 0 to 1, however many there are.
+_GOLDEN = (5**0.5 - 1) / 2
 #: Reading ahead stops after so long: a slow medium must not look like a lost loader.
 AHEAD_S = 1.0
 
@@ -44,21 +49,39 @@ class Outcome:
         return self.value
 
 
-def transformed_ahead(spec: SourceSpec, rows: Iterator[Row]) -> Iterator[Row]:
+def batch_sizes(spec: SourceSpec, lane: int) -> Iterator[int]:
+    """Yield how many records of a shard of a lane to transform at a time.
+
+    Few at first: the first samples are waited for, and shards of several lanes often begin
+    together. And lanes, which are read in turn, have other numbers each: else all of them would
+    need another batch in the same step, which would wait for hundreds of records not its own.
+    """
+    most = _most(spec)
+    share = 1 - (lane * _GOLDEN % 1) / 2
+    size = min(FIRST_RECORDS, most)
+    while True:
+        yield max(1, round(share * size))
+        size = min(2 * size, most)
+
+
+def transformed_ahead(
+    spec: SourceSpec, rows: Iterator[Row], sizes: Iterator[int] | None = None
+) -> Iterator[Row]:
     """Yield rows, (..., record), with an `Outcome` in the place of the record where there is one.
 
     Reads a batch ahead. What reading fails with is raised in its turn, behind the rows before it.
+    sizes: most records of each batch; None for as many as the transform takes.
     """
     batch = getattr(spec.transform, "batch", None)
     if spec.wants_rng or not callable(batch):
         yield from rows
         return
-    most = getattr(spec.transform, "batch_records", BATCH_RECORDS)
+    sizes = sizes or repeat(_most(spec))
     is_over = False
     while not is_over:
         held: list[Row] = []
         failure: Exception | None = None
-        num_bytes, deadline = 0, time.monotonic() + AHEAD_S
+        most, num_bytes, deadline = next(sizes), 0, time.monotonic() + AHEAD_S
         while len(held) < most and num_bytes < BATCH_BYTES:
             try:
                 row = next(rows)
@@ -75,6 +98,10 @@ def transformed_ahead(spec: SourceSpec, rows: Iterator[Row]) -> Iterator[Row]:
         yield from _with_outcomes(spec, batch, held)
         if failure is not None:
             raise failure
+
+
+def _most(spec: SourceSpec) -> int:
+    return int(getattr(spec.transform, "batch_records", BATCH_RECORDS))
 
 
 def _with_outcomes(

@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers
 from megadask.planner.errors import ConfigError
 from megadask.planner.state import LaneCursor
 from megadask.scheduling import batched, lanes
-from megadask.scheduling.batched import BATCH_RECORDS
+from megadask.scheduling.batched import BATCH_RECORDS, FIRST_RECORDS, batch_sizes
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.lanes import Read, read_lane, read_rows
 from megadask.scheduling.reading import BadRecord, TruncatedShard
@@ -119,17 +119,32 @@ def test_what_fails_a_batch_is_judged_alone() -> None:
     counting = Counting()
     rows = [{"text": "bad" if n == 5 else "x" * n} for n in range(1, 10)]
     reads = list(read_lane(spec(rows, counting), 0, 0, LaneCursor()))
-    assert counting.sizes == [9]
+    assert counting.sizes == [4, 5]
     assert [read.reason is None for read in reads] == [n != 5 for n in range(1, 10)]
     assert "ValueError: bad on its own" in str(reads[4].reason)
 
 
 def test_a_batch_is_bounded_in_records_and_bytes() -> None:
     counting = Counting()
-    small = [{"text": "x"}] * (BATCH_RECORDS + 3)
+    small = [{"text": "x"}] * (124 + BATCH_RECORDS)
     large = [{"text": "x" * 3 * 2**20}] * 3
     list(read_lane(spec([*small, *large], counting), 0, 0, LaneCursor()))
-    assert counting.sizes == [BATCH_RECORDS, 5, 1]
+    assert counting.sizes == [4, 8, 16, 32, 64, 64, 2, 1]
+
+
+@pytest.mark.parametrize("num_lanes", [8, 16, 64, 200])
+def test_lanes_that_are_read_in_turn_need_their_batches_in_turn(num_lanes: int) -> None:
+    """No turn over all lanes is much dearer than others, and the first ones are cheap."""
+    one = spec([], Counting())
+    sizes = [batch_sizes(one, lane) for lane in range(num_lanes)]
+    left, turns = [0] * num_lanes, []
+    for _ in range(40 * BATCH_RECORDS):
+        needed = [0 if left[lane] else next(sizes[lane]) for lane in range(num_lanes)]
+        assert max(needed) <= BATCH_RECORDS
+        left = [old + new - 1 for old, new in zip(left, needed, strict=True)]
+        turns.append(sum(needed))
+    assert turns[0] <= FIRST_RECORDS * num_lanes
+    assert max(turns) <= BATCH_RECORDS * num_lanes / 4
 
 
 def test_where_reading_is_slow_a_batch_is_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
