@@ -19,9 +19,11 @@ from megadask.scheduling.known import Entry
 from megadask.scheduling.reading import BadRecord, TruncatedShard
 from megadask.scheduling.spec import SourceSpec
 
-#: Most records of a batch, where the transform does not say, and most bytes of their texts.
+#: Most records of a batch, where the transform does not say.
 BATCH_RECORDS = 64
-BATCH_BYTES = 4 * 2**20
+#: Bytes of texts after which a batch is full: a tokenizer takes some 30 ms for them, and whoever
+#: waits for the first record waits for the whole batch. What batches save is the cost of a call.
+BATCH_BYTES = 64 * 2**10
 #: Most records of the first batch of a shard.
 FIRST_RECORDS = 4
 #: Multiples of it, but for the whole, spread evenly over 0 to 1, however many there are.

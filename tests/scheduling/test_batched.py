@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers
 from megadask.planner.errors import ConfigError
 from megadask.planner.state import LaneCursor
 from megadask.scheduling import batched, lanes
-from megadask.scheduling.batched import BATCH_RECORDS, FIRST_RECORDS, batch_sizes
+from megadask.scheduling.batched import BATCH_BYTES, BATCH_RECORDS, FIRST_RECORDS, batch_sizes
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.lanes import Read, read_lane, read_rows
 from megadask.scheduling.reading import BadRecord, TruncatedShard
@@ -127,7 +127,7 @@ def test_what_fails_a_batch_is_judged_alone() -> None:
 def test_a_batch_is_bounded_in_records_and_bytes() -> None:
     counting = Counting()
     small = [{"text": "x"}] * (124 + BATCH_RECORDS)
-    large = [{"text": "x" * 3 * 2**20}] * 3
+    large = [{"text": "x" * (BATCH_BYTES * 3 // 4)}] * 3
     list(read_lane(spec([*small, *large], counting), 0, 0, LaneCursor()))
     assert counting.sizes == [4, 8, 16, 32, 64, 64, 2, 1]
 
