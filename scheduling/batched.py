@@ -21,8 +21,8 @@ from megadask.scheduling.spec import SourceSpec
 
 #: Most records of a batch, where the transform does not say.
 BATCH_RECORDS = 64
-#: Bytes of texts after which a batch is full: a tokenizer takes some 30 ms for them, and whoever
-#: waits for the first record waits for the whole batch. What batches save is the cost of a call.
+#: Bytes of texts after which a batch is full, likewise: a tokenizer takes some 30 ms for them, and
+#: whoever waits for the first record waits for the whole batch.
 BATCH_BYTES = 64 * 2**10
 #: Most records of the first batch of a shard.
 FIRST_RECORDS = 4
@@ -79,12 +79,13 @@ def transformed_ahead(
         yield from rows
         return
     sizes = sizes or repeat(_most(spec))
+    most_bytes = getattr(spec.transform, "batch_bytes", BATCH_BYTES)
     is_over = False
     while not is_over:
         held: list[Row] = []
         failure: Exception | None = None
         most, num_bytes, deadline = next(sizes), 0, time.monotonic() + AHEAD_S
-        while len(held) < most and num_bytes < BATCH_BYTES:
+        while len(held) < most and num_bytes < most_bytes:
             try:
                 row = next(rows)
             except StopIteration:

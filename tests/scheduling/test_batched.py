@@ -132,6 +132,17 @@ def test_a_batch_is_bounded_in_records_and_bytes() -> None:
     assert counting.sizes == [4, 8, 16, 32, 64, 64, 2, 1]
 
 
+def test_a_function_of_several_records_gets_more_of_them() -> None:
+    sizes: list[int] = []
+
+    def function(given_ones: Any) -> Any:
+        sizes.append(len(given_ones))
+        return [{"tokens": [1]}] * len(given_ones)
+
+    list(read_lane(spec([{"text": "x" * BATCH_BYTES}] * 12, Batched(function)), 0, 0, LaneCursor()))
+    assert sizes == [4, 8]
+
+
 @pytest.mark.parametrize("num_lanes", [8, 16, 64, 200])
 def test_lanes_that_are_read_in_turn_need_their_batches_in_turn(num_lanes: int) -> None:
     """No turn over all lanes is much dearer than others, and the first ones are cheap."""
