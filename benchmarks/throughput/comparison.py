@@ -104,12 +104,12 @@ class Bench:
             mine, other = (
                 stack.enter_context(Slot(min(cell.ranks, MOST_PROCESSES))) for _ in range(2)
             )
-            alone = {name: (feed, other) for name, feed in feeds.items() if name not in SLOW}
+            in_turn = {name: (feed, other) for name, feed in feeds.items() if name not in SLOW}
             others: dict[str, tuple[Feed, Slot | None]] = {}
             if cell.engines and not self._alone:
                 make = engines.opened(prepared.fixed(), prepared.folder, cell.ranks)
                 others = stack.enter_context(make)
-            alone |= {name: (feed, slot or other) for name, (feed, slot) in others.items()}
+            in_turn |= {name: (feed, slot or other) for name, (feed, slot) in others.items()}
             own = {str(one): one for one in (PLAIN, *cell.variations)}
             names = (*own, READY, *feeds, *others)
             found: dict[str, list[Pass]] = {name: [] for name in names}
@@ -118,7 +118,7 @@ class Bench:
                     found[name].append(run_megadask(mine, self._client, prepared, variation))
                 replayed = Replayed(lengths=found[MEGADASK][-1].lengths)
                 found[READY].append(run_pass(mine, replayed, prepared))
-                for name, (feed, slot) in alone.items():
+                for name, (feed, slot) in in_turn.items():
                     found[name].append(run_pass(slot, feed, prepared))
             slow = [name for name in SLOW if name in feeds for _ in range(self._passes)]
             passes = self._at_once([feeds[name] for name in slow], prepared)

@@ -284,12 +284,13 @@ def test_memory_goes_with_the_last_tensor(
         assert wait_until(lambda: not num_mapped())
 
 
-def until_taken(service: md.Service) -> None:
+def until_taken(service: md.Service, num_mapped: Callable[[], int]) -> None:
     loader = connect(service, 0)
     kept = list(islice(loader, 2))
     with connect(service, 0):
         with pytest.raises(ClaimError):
             kept += islice(loader, 20)
+        assert num_mapped()
         loader.close()
 
 
@@ -299,7 +300,7 @@ def test_memory_of_a_replaced_loader_goes_with_it(
     """The error that it got, and Dask has to do with, holds nothing of its frames."""
     made = pipeline(ENDLESS, epochs=None, topology=md.ClientPlaceTree())
     with md.serve(made, client, name=name) as service:
-        until_taken(service)
+        until_taken(service, num_mapped)
         assert wait_until(lambda: not num_mapped())
 
 
