@@ -95,7 +95,7 @@ class ConstructorActor:
             )
 
     async def close(self) -> None:
-        """Stop; whoever waits for a batch is told."""
+        """Stop and hold nothing any more; whoever waits for a batch is told."""
         self._close(reply("moved"))
         tasks = [*self._tasks, *self._builds]
         for task in tasks:
@@ -103,6 +103,8 @@ class ConstructorActor:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        self._portions.clear()
+        self._shelf.clear()  # Dask may keep a closed worker, and with it this object
         self._ring.close()
 
     async def fetch(

@@ -20,7 +20,7 @@ import megadask as md
 from megadask.scheduling import receiver, segment
 from megadask.scheduling.errors import ClaimError
 from megadask.scheduling.segment import GoneError, host_identity
-from tests.conftest import LeakCheck, wait_until
+from tests.conftest import LeakCheck, make_cluster, wait_until
 from tests.faults.helpers import holder
 from tests.megadask.helpers.data import Corpus, corpus, pipeline, source
 from tests.megadask.helpers.mapper import mappings
@@ -302,6 +302,24 @@ def test_memory_of_a_replaced_loader_goes_with_it(
     with md.serve(made, client, name=name) as service:
         until_taken(service, num_mapped)
         assert wait_until(lambda: not num_mapped())
+
+
+def test_memory_of_a_closed_service_goes_with_it(name: str, num_mapped: Callable[[], int]) -> None:
+    """Though somebody keeps its actors, as Dask does those of closed workers in this process."""
+    made = pipeline(ENDLESS, epochs=None, topology=md.ClientPlaceTree())
+    with (
+        make_cluster(processes=False, n_workers=1, protocol="inproc") as cluster,
+        Client(cluster, set_as_default=False) as client,
+        md.serve(made, client, name=name) as service,
+    ):
+        loader = connect(service, 0)
+        assert len(list(islice(loader, 4))) == 4
+        assert num_mapped()
+        actors = list(cluster.workers[0].state.actors.values())
+        service.close()
+        loader.close()
+        assert wait_until(lambda: not num_mapped())
+        assert actors
 
 
 # Processes --------------------------------------------------------------------------------------
