@@ -128,34 +128,49 @@ def assemble(spec: Batching, pieces: Pieces) -> dict[str, NDArray[Any]]:
         **sequences,
         "max_seqlen": np.array(seq_len, np.int64),
     }
-    flat = {key: batch[key].reshape(-1) for key in ("tokens", "labels", "loss_mask")}
-    first_N = pieces.pack_N * seq_len + pieces.offset_N
-
-    within = _within(length_N)
-    inputs = np.repeat(first_N, length_N) + within
-    source = np.repeat(pieces.token_offsets[:-1], length_N) + within
-    flat["tokens"][inputs] = pieces.tokens[source]
     for one in spec.fields:
-        array = np.full((*one.shape, num_packs, seq_len), one.fill, one.dtype)
-        if one.name in pieces.fields:
-            array.reshape(*one.shape, -1)[..., inputs] = pieces.fields[one.name][..., source]
-        batch[one.name] = array
+        batch[one.name] = np.full((*one.shape, num_packs, seq_len), one.fill, one.dtype)
+    counted_QT = np.zeros((num_packs, seq_len), np.int64)
+    _copy_spans(pieces, pieces.pack_N * seq_len + pieces.offset_N, length_N, batch, counted_QT)
     positions = batch["position_ids"]
-    counted = np.zeros(num_packs * seq_len, np.int64)
-    counted[inputs] = within
-    np.copyto(positions, counted.reshape(num_packs, seq_len), where=positions < 0)
-
-    # Token i of a slice is the target of input i - 1: a slice of n tokens has n - 1 targets.
-    targets_N = np.maximum(slice_N - 1, 0)
-    within = _within(targets_N)
-    inputs = np.repeat(first_N, targets_N) + within
-    targets = np.repeat(pieces.token_offsets[:-1] + 1, targets_N) + within
-    flat["labels"][inputs] = pieces.tokens[targets]
-    flat["loss_mask"][inputs] = 1 if pieces.mask is None else pieces.mask[targets]
+    np.copyto(positions, counted_QT, where=positions < 0)
     if isinstance(spec, Padded):
         batch["lengths"] = sequences["cu_seqlens"][:, -1].copy()
         batch["attention_mask"] = np.arange(seq_len) < batch["lengths"][:, None]
     return batch
+
+
+def _copy_spans(
+    pieces: Pieces,
+    first_N: NDArray[np.int64],
+    length_N: NDArray[np.int64],
+    batch: Mapping[str, NDArray[Any]],
+    counted_QT: NDArray[np.int64],
+) -> None:
+    """Copy every span to where it goes, and count its tokens.
+
+    first_N, length_N: where a span begins in the packs, laid end to end, and how long it is. Span
+    by span: stretches of memory are copied many times faster than as many indices are looked up.
+    """
+    tokens, labels, loss_mask = (batch[key].reshape(-1) for key in TOKEN_KEYS[:3])
+    counted = counted_QT.reshape(-1)
+    counts = np.arange(length_N.max(initial=0))
+    fields = [
+        (batch[name].reshape(*batch[name].shape[:-2], -1), array)
+        for name, array in pieces.fields.items()
+    ]
+    bounds = pieces.token_offsets.tolist()
+    places = zip(first_N.tolist(), length_N.tolist(), bounds[:-1], bounds[1:], strict=True)
+    for at, length, begin, end in places:
+        inputs, given = slice(at, at + length), slice(begin, begin + length)
+        tokens[inputs] = pieces.tokens[given]
+        counted[inputs] = counts[:length]
+        for array, values in fields:
+            array[..., inputs] = values[..., given]
+        # Token i of a slice is the target of input i - 1: a slice of n tokens has n - 1 targets.
+        outputs, targets = slice(at, at + max(end - begin - 1, 0)), slice(begin + 1, end)
+        labels[outputs] = pieces.tokens[targets]
+        loss_mask[outputs] = 1 if pieces.mask is None else pieces.mask[targets]
 
 
 def most_bytes(spec: Batching) -> int | None:
