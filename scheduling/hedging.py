@@ -29,15 +29,46 @@ def patience_s(seconds: Collection[float]) -> float:
     return max(LEAST_S, FACTOR * sorted(seconds)[-1 - len(seconds) // 10])
 
 
+def is_slow_pace(pace_s: float, paces_s: Collection[float]) -> bool:
+    """Whether records took far longer than they do; in seconds each, and what they took before.
+
+    Nobody knows before there were some.
+    """
+    return bool(paces_s) and pace_s > FACTOR * sorted(paces_s)[-1 - len(paces_s) // 10]
+
+
 class Usual:
     """What reads of one kind take."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=MOST)
+        self._paces_s: deque[float] = deque(maxlen=MOST)  # by record
 
-    def note(self, seconds: float) -> None:
-        """Take note of one that was answered, in seconds from when it was asked."""
-        self._seconds.append(seconds)
+    def note(self, seconds: float, num_records: int = 0, *, is_short: bool = False) -> bool:
+        """Take note of one that was answered, in seconds from when it was asked.
+
+        A loader answers with what it has when its time is over: so one that is slow, not stuck,
+        never makes anybody impatient. It shows by its pace.
+
+        Parameters
+        ----------
+        num_records
+            That were read; 0 where nobody says.
+        is_short
+            Whether these are fewer than were asked for, as time was over.
+
+        Returns
+        -------
+        bool
+            Whether it was short because its records took far longer than they do.
+        """
+        pace_s = seconds / max(1, num_records)
+        is_slow = is_short and is_slow_pace(pace_s, self._paces_s)
+        if num_records:
+            self._paces_s.append(pace_s)
+        if not is_short:
+            self._seconds.append(seconds)
+        return is_slow
 
     @property
     def patience_s(self) -> float:

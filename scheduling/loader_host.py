@@ -190,7 +190,10 @@ def _carried_out(method: Callable[..., Any], hosted: _Hosted, arguments: Mapping
 def _describe(
     loader: SourceLoader, epoch: int, cursors: Mapping[str, list[int]], until: int
 ) -> dict[str, Any]:
-    """Return the metadata of the next records; keys of messages are strings."""
+    """Return the metadata of the next records; keys of messages are strings.
+
+    read: what `Usual.note` wants to know.
+    """
     at = {
         int(lane): LaneCursor(position=position, shard=shard, row=row)
         for lane, (position, shard, row) in cursors.items()
@@ -203,6 +206,7 @@ def _describe(
             for lane, cursor in described.cursors.items()
         },
         "ended": sorted(described.ended),
+        "read": {"num_records": described.num_records, "is_short": described.is_short},
     }
 
 

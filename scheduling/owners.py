@@ -43,10 +43,11 @@ class LoaderAddress:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a loader answered, or its shadow."""
+    """What a loader answered, or its shadow; and whether it was far slower than it is."""
 
     reply: Any
     by_shadow: bool
+    was_slow: bool = False
 
 
 class Partners:
@@ -167,11 +168,14 @@ class Partners:
         now = asyncio.get_running_loop().time
         usual = self._usual[source, call]
 
+        def noted(reply: Any, begin: float, *, by_shadow: bool) -> Answer:
+            told = reply.get("read", {})
+            return Answer(reply, by_shadow, was_slow=usual.note(now() - begin, **told))
+
         async def by_owner() -> Answer:
             begin = now()
             reply = await self.ask(source, lane, call, **arguments)
-            usual.note(now() - begin)
-            return Answer(reply, by_shadow=False)
+            return noted(reply, begin, by_shadow=False)
 
         shadow = next((one for one in self.shadows(source) if lane in one.lanes), None)
         if shadow is None:
@@ -180,8 +184,7 @@ class Partners:
         async def by_shadow() -> Answer:
             begin = now()
             reply = await self.call(shadow, source, lane, call, arguments)
-            usual.note(now() - begin)
-            return Answer(reply, by_shadow=True)
+            return noted(reply, begin, by_shadow=True)
 
         owner = await self.owner_of(source, lane)
         is_slow = now() < self._slow_until.get(owner.incarnation, 0.0)
@@ -189,7 +192,7 @@ class Partners:
         answer, num_asked = await _first_answer(ways, 1 if is_slow else 0, usual.patience_s)
         if num_asked > 1:
             self.num_hedged += 1
-        if answer.by_shadow and not is_slow:
+        if (answer.by_shadow and not is_slow) or (answer.was_slow and not answer.by_shadow):
             logger.warning("source %r: the loader on %s is slow", source, owner.address)
             self._slow_until[owner.incarnation] = now() + SLOW_S
         return answer

@@ -13,7 +13,9 @@ import os
 import uuid
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +23,12 @@ from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
-#: ``MADV_POPULATE_READ`` of Linux 5.14: map pages ahead of their use, for reading.
-_POPULATE_READ = 22
+#: Of Linux 5.14, ``MADV_POPULATE_READ`` and ``_WRITE``: map pages ahead of their use.
+_POPULATE_READ, _POPULATE_WRITE = 22, 23
+
+#: What is mapped here, by its number.
+_mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+_numbers = count()
 
 
 class GoneError(OSError):
@@ -69,6 +75,8 @@ def map_segment(
 ) -> mmap.mmap:
     """Return a segment as private memory: what is written to it nobody else sees.
 
+    Where this process is forked, the child has a copy.
+
     Parameters
     ----------
     process, number, name, inode
@@ -101,7 +109,35 @@ def map_segment(
     finally:
         os.close(descriptor)
     _populate(mapped, parts)
+    _watch_forks()
+    _mapped[next(_numbers)] = mapped
     return mapped
+
+
+@cache
+def _watch_forks() -> None:
+    """Do what there is to do before each fork of this process."""
+    os.register_at_fork(before=_copy_mapped)
+
+
+def _copy_mapped() -> None:
+    """Let no page of what is mapped be that of the segment any more.
+
+    Its maker does not know of a child, and writes the next batch there once this process needs the
+    last one no longer. Pages that were copied a child has for itself, as all other memory.
+    """
+    for mapped in [ref() for ref in _mapped.valuerefs()]:
+        with suppress(ValueError):  # it was closed meanwhile
+            if mapped is not None:
+                _write(mapped)
+
+
+def _write(mapped: mmap.mmap) -> None:
+    try:
+        mapped.madvise(_POPULATE_WRITE)
+    except OSError:  # an older kernel
+        for first in range(0, len(mapped), mmap.PAGESIZE):
+            mapped[first] = mapped[first]
 
 
 def _populate(mapped: mmap.mmap, parts: Iterable[tuple[int, int]]) -> None:

@@ -59,11 +59,17 @@ class Described:
         Lane to its next record.
     ended
         Lanes whose epoch has ended.
+    num_records
+        Records read.
+    is_short
+        Whether more was asked for, but `DESCRIBE_S` were over.
     """
 
     table: Metadata
     cursors: Mapping[int, LaneCursor]
     ended: frozenset[int]
+    num_records: int
+    is_short: bool
 
 
 class _OpenLane:
@@ -118,7 +124,7 @@ class SourceLoader:
         """
         deadline = time.monotonic() + DESCRIBE_S
         rows: list[tuple[Any, ...]] = []
-        after, ended = {}, set()
+        after, ended, num_records = {}, set(), 0
         for lane, cursor in cursors.items():
             if time.monotonic() >= deadline:
                 break
@@ -133,6 +139,7 @@ class SourceLoader:
                         ended.add(lane)
                         break
                     rows.extend(self._spans(epoch, lane, read))
+                    num_records += 1
                     opened.cursor = LaneCursor.after(
                         read.position, read.shard, read.row, read.verdict
                     )
@@ -142,7 +149,11 @@ class SourceLoader:
             after[lane] = opened.cursor
             if lane in ended or not self._owns(lane):
                 self._close_lane(lane)
-        return Described(self._table(rows), after, frozenset(ended))
+        is_short = any(
+            lane not in ended and after.get(lane, cursor).position < until
+            for lane, cursor in cursors.items()
+        )
+        return Described(self._table(rows), after, frozenset(ended), num_records, is_short)
 
     def serve(self, wanted: Metadata) -> dict[str, NDArray[Any]]:
         """Return the payload of spans, packed into flat arrays.

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from megadask.scheduling.errors import DeadlineError, SourceError, StaleError
-from megadask.scheduling.hedging import FEW, FIRST_S, LEAST_S, MOST, Usual, patience_s
+from megadask.scheduling.hedging import FACTOR, FEW, FIRST_S, LEAST_S, MOST, Usual, patience_s
 from megadask.scheduling.owners import Answer, _first_answer
 from tests.strategies import laws
 
@@ -49,6 +49,34 @@ def test_only_the_last_reads_count() -> None:
     for taken in [100.0] * MOST + [0.5] * MOST:
         usual.note(taken)
     assert usual.patience_s == 2.5
+
+
+def test_short_answers_make_nobody_patient() -> None:
+    """A loader that is slow, not stuck, answers in time with little: that is not usual."""
+    usual = Usual()
+    usual.note(0.5, 500)
+    before = usual.patience_s
+    for _ in range(FEW):
+        usual.note(8.0, 2, is_short=True)
+    assert usual.patience_s == before
+
+
+@laws
+@given(st.floats(1e-6, 10.0), st.floats(0.01, 100.0))
+def test_a_short_answer_shows_a_slow_loader_by_its_pace(pace_s: float, times: float) -> None:
+    assume(abs(times - FACTOR) > 1e-6)
+    assert not Usual().note(10 * times * pace_s, 10, is_short=True)  # nothing is known yet
+    usual = Usual()
+    for _ in range(FEW):
+        assert not usual.note(100 * pace_s, 100)
+    assert usual.note(10 * times * pace_s, 10, is_short=True) == (times > FACTOR)
+
+
+def test_whoever_is_always_short_is_not_slow() -> None:
+    """Records of a heavy source take as long as they do."""
+    usual = Usual()
+    for _ in range(2 * MOST):
+        assert not usual.note(5.0, 100, is_short=True)
 
 
 # Which answer counts ----------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -34,6 +36,38 @@ def test_what_is_written_to_a_mapping_nobody_else_sees() -> None:
     first[:] = 2
     assert (one.bytes == 1).all()
     assert (second == 1).all()
+
+
+FORKED = """
+import os, sys
+import numpy as np
+from megadask.scheduling import segment
+
+segment._POPULATE_WRITE = int(sys.argv[1])
+one = segment.Segment(2**20)
+one.bytes[:] = 1
+where = (os.getpid(), one.number, one.name, one.inode)
+mapped = segment.map_segment(*where, 2**20, [(0, 2**20)])
+gone = segment.map_segment(*where, 2**20, [(0, 2**20)])
+gone.close()
+mapped[7] = 5
+written, told = os.pipe()
+child = os.fork()
+if not child:
+    os.read(written, 1)
+    array = np.frombuffer(mapped, np.uint8)
+    os._exit(not (array[7] == 5 and array.sum() == 2**20 + 4))
+one.bytes[:] = 2
+os.write(told, b"x")
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("advice", [segment._POPULATE_WRITE, 999], ids=["kernel", "old kernel"])
+def test_a_forked_child_has_a_copy(advice: int) -> None:
+    """Its parent's segment is used again, and nobody knows of the child."""
+    command = [sys.executable, "-c", FORKED, str(advice)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "0\n"
 
 
 def test_a_mapping_outlives_the_segment() -> None:
