@@ -37,7 +37,7 @@ Between them
   spec.py                what travels when a pipeline starts
   wire.py, owners.py     calls with deadlines, to loaders that may be replaced, or be slow
                          (hedging.py)
-  loader_host.py         the worker plugin that hosts loaders
+  loader_host.py         the worker plugin that hosts loaders; quiet.py, what Dask need not log
   trainer_link.py        the trainer's end: desk.py, line.py, track.py, turning.py,
                          prefetch.py; receiver.py maps shared memory; courier.py, a thread that
                          takes work off the trainer's

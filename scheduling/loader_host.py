@@ -26,6 +26,7 @@ from megadask.planner.errors import MegaDaskError
 from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.errors import StaleError, travelling
+from megadask.scheduling.quiet import keep_quiet
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.wire import ARRIVAL, LOADER_HOST, within
 
@@ -74,6 +75,7 @@ class LoaderHost(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         """Answer calls to the loaders of this worker, and tell the Supervisor that it does."""
         _share_memory()
+        keep_quiet()
         self._hosted: dict[str, _Hosted] = {}
         self._worker = worker
         worker.handlers[LOADER_HOST] = self.handle

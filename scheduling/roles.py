@@ -19,7 +19,7 @@ from megadask.scheduling.constructor_actor import ConstructorActor
 from megadask.scheduling.errors import LostError, WorkerError
 from megadask.scheduling.life import Owner
 from megadask.scheduling.planner_actor import PlannerActor
-from megadask.scheduling.wire import LOADER_HOST, Signal, within
+from megadask.scheduling.wire import ACTOR, LOADER_HOST, Signal, within
 
 logger = logging.getLogger(__name__)
 
@@ -291,4 +291,4 @@ async def _started(future: Any) -> Any:
 
 def actor_key(incarnation: str) -> str:
     """Return the Dask key of an actor's future, and the name of the variable that holds it."""
-    return f"megadask-actor-{incarnation}"
+    return f"{ACTOR}{incarnation}"

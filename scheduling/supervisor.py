@@ -19,6 +19,7 @@ from megadask.scheduling.autosize import Autosize
 from megadask.scheduling.calls import CALLS
 from megadask.scheduling.custody import Custody
 from megadask.scheduling.errors import ClosedError, ServiceError
+from megadask.scheduling.quiet import keep_quiet
 from megadask.scheduling.resharding import reshard
 from megadask.scheduling.retiring import holders, retire
 from megadask.scheduling.roles import Roles
@@ -42,6 +43,7 @@ class Supervisor(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         """Answer calls."""
+        keep_quiet()
         self._scheduler = scheduler
         self._runs: dict[str, Run] = {}
         self._clients = Signal()  # that one came

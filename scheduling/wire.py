@@ -17,6 +17,8 @@ SUPERVISOR = "megadask"
 ARRIVAL = "megadask_arrival"
 #: Name of the handler on every worker that hosts loaders.
 LOADER_HOST = "megadask_loader"
+#: What the keys of actors' futures begin with.
+ACTOR = "megadask-actor-"
 #: How long to wait before a call is made again whose connection was cut.
 AGAIN_S = 0.1
 #: For so long a constructor goes by what it has last heard of who has which rank.
