@@ -11,6 +11,7 @@ from megadask.indexing.known import check_known
 from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import RESERVED
+from megadask.scheduling.batched import check_batches
 from megadask.scheduling.lanes import shards_of
 from megadask.scheduling.policy import Action, OnError
 from megadask.scheduling.reading import Reader
@@ -134,6 +135,7 @@ class Source:
             )
         if self.transform is not None and not callable(self.transform):
             raise ConfigError(f"Source({self.name!r}, transform=)", got=repr(self.transform))
+        check_batches(self.name, self.transform)
         for what in ("metadata", "modalities", "extras"):
             object.__setattr__(self, what, self._names(what))
         reserved = sorted(RESERVED & set(self.modalities))

@@ -25,7 +25,7 @@ from distributed.protocol.serialize import ToPickle
 from megadask.planner.errors import MegaDaskError
 from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
-from megadask.scheduling.errors import StaleError, travelling
+from megadask.scheduling.errors import StaleError, told, travelling
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.wire import ARRIVAL, LOADER_HOST, within
 
@@ -139,7 +139,7 @@ class LoaderHost(WorkerPlugin):
             spec = await loop.run_in_executor(thread, pickle.loads, blob)
         except Exception as error:  # unpickling runs imports, which may raise anything
             thread.shutdown(wait=False)
-            return f"{type(error).__name__}: {error}"
+            return told(error)
         loader = SourceLoader(spec, limit_bytes, standby=standby, lanes=lanes)
         self._hosted[incarnation] = _Hosted(loader, thread)
         return None
@@ -181,10 +181,10 @@ def _carried_out(method: Callable[..., Any], hosted: _Hosted, arguments: Mapping
     except MegaDaskError:
         raise
     except BaseException as error:
-        told = travelling(error)
-        if told is error:  # which must not become its own cause: that would never end
+        sent = travelling(error)
+        if sent is error:  # which must not become its own cause: that would never end
             raise
-        raise told from error
+        raise sent from error
 
 
 def _describe(

@@ -83,7 +83,7 @@ def _batch_through(
     """Return what records become by several batch transforms, one after the other."""
     results: list[Any] = list(records)
     for step in steps:
-        is_left = [one is not None and not isinstance(one, Exception) for one in results]
+        is_left = [one is not None and not isinstance(one, BaseException) for one in results]
         left = [n for n, is_one in enumerate(is_left) if is_one]
         made = step([results[n] for n in left]) if left else []
         for n, one in zip(left, made, strict=True):
