@@ -17,7 +17,7 @@ from megadask.scheduling.policy import Action, OnError
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.shuffle import BLOCK_ROWS
 from megadask.transforms import Transform
-from megadask.transforms.columns import lean, with_columns
+from megadask.transforms.columns import check_columns, lean, needed_columns, with_columns
 
 
 def is_name(value: Any) -> bool:
@@ -177,12 +177,26 @@ class Source:
 
     @property
     def lean_reader(self) -> Reader:
-        """The reader, without columns that nobody needs as far as the transform says."""
+        """The reader, without columns that nobody needs as far as the transform says.
+
+        Raises ConfigError where the first file lacks columns that are needed.
+        """
         others = [*self.metadata, *self.extras, self.length_column, self.loss_column]
         names = [name for name in others if name is not None]
         known = self.length_column is not None
         reader = with_columns(self.reader, names) if known else self.reader
+        check_columns(self.name, reader, self._needed_columns)
         return lean(reader, self.transform, names)
+
+    @property
+    def _needed_columns(self) -> set[str]:
+        """Columns that records must have; what a transform may add to its sample is none."""
+        needed = {name for name in (self.length_column, self.loss_column) if name is not None}
+        if self.transform is None:  # records are samples
+            needed |= {*self.metadata, *self.extras}
+        if self.length_column is not None:
+            needed |= {*self.metadata}
+        return needed | needed_columns(self.transform)
 
     @property
     def size_bytes(self) -> int:

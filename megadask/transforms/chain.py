@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from megadask.planner.errors import ConfigError
-from megadask.transforms.columns import chain_columns
+from megadask.transforms.columns import chain_columns, chain_needs
 from megadask.transforms.transform import (
     Record,
     Results,
@@ -40,6 +40,11 @@ class Chain:
     def columns(self) -> frozenset[str] | None:
         """The columns of a record that they read together, None where one of them may read all."""
         return chain_columns(self.transforms)
+
+    @property
+    def needed_columns(self) -> frozenset[str]:
+        """The columns without which they make nothing of a record, as far as is known."""
+        return chain_needs(self.transforms)
 
     @property
     def wants_rng(self) -> bool:

@@ -605,6 +605,8 @@ def test_records_that_are_dropped_are_counted(client: Client, name: str) -> None
 
 def test_files_without_records(client: Client, name: str, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path, [], files=2)
+    for file in tmp_path.iterdir():
+        file.write_text("\n")  # only who reads it knows
     source = md.Source("a", md.readers.Jsonl(path), transform=unfold)
     made = md.Pipeline(sources=[source], batching=md.Packed(64, 2), epochs=1)
     with md.serve(made, client, name=name) as service:
