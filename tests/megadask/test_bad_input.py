@@ -528,6 +528,8 @@ def test_too_many_bad_records_in_a_row(client: Client, name: str) -> None:
         (faulty.raise_file_not_found, "no such folder/vocabulary.json"),
         (faulty.raise_timeout, "a server of the user's is slow"),
         (faulty.raise_generator_exit, "somebody's generator"),
+        (faulty.raise_cancelled, "somebody's task"),
+        (faulty.raise_mute, "MuteError"),
         (faulty.raise_unicode, "surrogates not allowed"),
     ],
 )
