@@ -11,12 +11,13 @@ from megadask.indexing.known import check_known
 from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import RESERVED
+from megadask.scheduling.batched import check_batches
 from megadask.scheduling.lanes import shards_of
 from megadask.scheduling.policy import Action, OnError
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.shuffle import BLOCK_ROWS
 from megadask.transforms import Transform
-from megadask.transforms.columns import lean, with_columns
+from megadask.transforms.columns import check_columns, lean, needed_columns, with_columns
 
 
 def is_name(value: Any) -> bool:
@@ -134,6 +135,7 @@ class Source:
             )
         if self.transform is not None and not callable(self.transform):
             raise ConfigError(f"Source({self.name!r}, transform=)", got=repr(self.transform))
+        check_batches(self.name, self.transform)
         for what in ("metadata", "modalities", "extras"):
             object.__setattr__(self, what, self._names(what))
         reserved = sorted(RESERVED & set(self.modalities))
@@ -175,12 +177,26 @@ class Source:
 
     @property
     def lean_reader(self) -> Reader:
-        """The reader, without columns that nobody needs as far as the transform says."""
+        """The reader, without columns that nobody needs as far as the transform says.
+
+        Raises ConfigError where the first file lacks columns that are needed.
+        """
         others = [*self.metadata, *self.extras, self.length_column, self.loss_column]
         names = [name for name in others if name is not None]
         known = self.length_column is not None
         reader = with_columns(self.reader, names) if known else self.reader
+        check_columns(self.name, reader, self._needed_columns)
         return lean(reader, self.transform, names)
+
+    @property
+    def _needed_columns(self) -> set[str]:
+        """Columns that records must have; what a transform may add to its sample is none."""
+        needed = {name for name in (self.length_column, self.loss_column) if name is not None}
+        if self.transform is None:  # records are samples
+            needed |= {*self.metadata, *self.extras}
+        if self.length_column is not None:
+            needed |= {*self.metadata}
+        return needed | needed_columns(self.transform)
 
     @property
     def size_bytes(self) -> int:

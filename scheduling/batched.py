@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeVar
 
+from megadask.planner.checks import check_integer, is_integer
 from megadask.planner.errors import ConfigError
 from megadask.scheduling.known import Entry
 from megadask.scheduling.reading import BadRecord, TruncatedShard
@@ -46,9 +47,17 @@ class Outcome:
 
     def get(self) -> Any:
         """Return the sample or None; raise what the record failed with."""
-        if isinstance(self.value, Exception):
+        if isinstance(self.value, BaseException):
             raise self.value
         return self.value
+
+
+def check_batches(source: str, transform: Any) -> None:
+    """Raise ConfigError where a transform says of its batches what cannot be."""
+    if callable(getattr(transform, "batch", None)):
+        for name, default in (("batch_records", BATCH_RECORDS), ("batch_bytes", BATCH_BYTES)):
+            value = getattr(transform, name, default)
+            check_integer(f"Source({source!r}, transform=): its {name}", value, 1)
 
 
 def batch_sizes(spec: SourceSpec, lane: int) -> Iterator[int]:
@@ -79,13 +88,13 @@ def transformed_ahead(
         yield from rows
         return
     sizes = sizes or repeat(_most(spec))
-    most_bytes = getattr(spec.transform, "batch_bytes", BATCH_BYTES)
+    most_bytes = _at_least_1(spec, "batch_bytes", BATCH_BYTES)
     is_over = False
     while not is_over:
         held: list[Row] = []
         failure: Exception | None = None
         most, num_bytes, deadline = next(sizes), 0, time.monotonic() + AHEAD_S
-        while len(held) < most and num_bytes < most_bytes:
+        while not held or (len(held) < most and num_bytes < most_bytes):
             try:
                 row = next(rows)
             except StopIteration:
@@ -104,7 +113,13 @@ def transformed_ahead(
 
 
 def _most(spec: SourceSpec) -> int:
-    return int(getattr(spec.transform, "batch_records", BATCH_RECORDS))
+    return _at_least_1(spec, "batch_records", BATCH_RECORDS)
+
+
+def _at_least_1(spec: SourceSpec, name: str, default: int) -> int:
+    """Return what a transform says of its batches; whatever that is, a batch has a record."""
+    value = getattr(spec.transform, name, default)
+    return value if is_integer(value, 1) else 1
 
 
 def _with_outcomes(
@@ -113,13 +128,15 @@ def _with_outcomes(
     good = [n for n, row in enumerate(held) if not isinstance(row[-1], _NO_RECORDS)]
     try:
         results = batch([held[n][-1] for n in good]) if good else []
-    except (Exception, SystemExit, KeyboardInterrupt):
+    except BaseException:  # the user's code may raise anything
         yield from held  # whichever is to blame is found when it is transformed alone
         return
     if not isinstance(results, list) or len(results) != len(good):
         raise ConfigError(
             f"source {spec.name!r}: batch() of the transform",
-            got=f"{len(results)} results" if hasattr(results, "__len__") else type(results),
+            got=f"a list of {len(results)}"
+            if isinstance(results, list)
+            else f"a {type(results).__name__}, which is no list",
             limit=f"a list of {len(good)}, one for each record",
         )
     outcomes = dict(zip(good, results, strict=True))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import COUNT_KEYS, PLACE_KEYS, WIRE_KEYS, is_deliverable
 from megadask.planner.ids import SampleId
-from megadask.scheduling.errors import ServiceError
+from megadask.scheduling.errors import ServiceError, noted, told
 from megadask.scheduling.extras import decode, encode_row, join_rows
 from megadask.scheduling.samples import EXTRAS
 
@@ -63,14 +63,15 @@ class Collator:
         where = f"MegaDask: Pipeline(collate=), step {step}, microbatch {microbatch}"
         try:
             return self._checked(self._function(batch), len(sample_ids))
-        except (StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt) as error:
-            # These would end the thread or the worker instead of reaching the trainers.
-            raised = ServiceError("Pipeline(collate=) must not raise this", got=repr(error))
-            raised.add_note(where)
+        except BaseException as error:  # it is the user's code and may raise anything
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raised = noted(error, where)
+            else:  # it would end the thread or the worker instead of reaching the trainers
+                raised = ServiceError("Pipeline(collate=) must not raise this", got=told(error))
+                raised.add_note(where)
+            if raised is error:
+                raise
             raise raised from error
-        except Exception as error:  # it is the user's code and may raise anything
-            error.add_note(where)
-            raise
 
     def _checked(self, returned: Any, num_spans: int) -> Arrays:
         if not isinstance(returned, Mapping):

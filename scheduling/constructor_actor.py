@@ -21,7 +21,7 @@ from distributed import get_worker
 from megadask.scheduling.assemble import most_bytes
 from megadask.scheduling.building import Builder
 from megadask.scheduling.delivery import Reply, closed, reply
-from megadask.scheduling.errors import pack_error, root_error
+from megadask.scheduling.errors import pack_error, root_error, told
 from megadask.scheduling.gather import gather
 from megadask.scheduling.handing import Asked, Handing, Use
 from megadask.scheduling.heard import Heard
@@ -393,5 +393,5 @@ class ConstructorActor:
                 return self._close(reply("moved"))
             logger.error("constructor of %s failed", self._run, exc_info=error)
             data = pack_error(error)
-            self._close(closed(str(error), data))
+            self._close(closed(told(error), data))
             await self._partners.supervisor("fail", incarnation=self._incarnation, error=data)

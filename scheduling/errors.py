@@ -48,9 +48,35 @@ class DeadlineError(MegaDaskError, TimeoutError):
 
 
 def root_error(error: Exception) -> Exception:
-    """Return the error of the first task that failed, out of the group that a TaskGroup raises."""
-    while isinstance(error, ExceptionGroup):
+    """Return the error of the first task that failed, out of the group that a TaskGroup raises.
+
+    A group with a note is no such one: user code raised it, and the note says where.
+    """
+    while isinstance(error, ExceptionGroup) and not getattr(error, "__notes__", None):
         error = error.exceptions[0]
+    return error
+
+
+def told(error: BaseException) -> str:
+    """Return the class of an error and what it says, for people.
+
+    Errors of user code may fail at that, too: of these only the class is told.
+    """
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except BaseException as failed:  # the user's code may raise anything
+        return f"{name}: (its text cannot be had: {type(failed).__name__})"
+
+
+def noted(error: Exception, note: str) -> Exception:
+    """Return an error with a note: itself, or a SourceError where it takes none."""
+    try:
+        error.add_note(note)
+    except Exception:  # a frozen one, for instance
+        told_of = SourceError(told(error))
+        told_of.add_note(note)
+        return told_of
     return error
 
 
@@ -64,7 +90,7 @@ def travelling(error: BaseException) -> Exception:
     if isinstance(error, Exception) and not isinstance(error, OSError) and _pickles(error):
         return error
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-    return SourceError(f"{type(error).__name__}: {error}{notes}")
+    return SourceError(f"{told(error)}{notes}")
 
 
 def pack_error(error: BaseException) -> bytes:
@@ -76,11 +102,11 @@ def _pickles(error: BaseException) -> bool:
     """Whether an error comes back as it was; those of Unicode lose what they say."""
     try:
         return str(pickle.loads(pickle.dumps(error))) == str(error)
-    except Exception:  # any class may fail to pickle in any way
+    except BaseException:  # any class may fail to pickle in any way, or to be told
         return False
 
 
 def unpack_error(data: bytes) -> Exception:
     """Invert `pack_error`."""
     error = pickle.loads(data)
-    return error if isinstance(error, Exception) else ServiceError(repr(error))
+    return error if isinstance(error, Exception) else ServiceError(told(error))

@@ -18,7 +18,7 @@ from typing import Any
 from megadask.planner.ids import Verdict
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.batched import Outcome, batch_sizes, transformed_ahead
-from megadask.scheduling.errors import SourceError
+from megadask.scheduling.errors import SourceError, noted, told
 from megadask.scheduling.known import Entry
 from megadask.scheduling.policy import skips
 from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard, close_rows
@@ -192,7 +192,7 @@ def shard_rows(
             if delay is None:
                 raise SourceError(
                     f"source {spec.name!r}: {place} cannot be read",
-                    got=f"{type(error).__name__}: {error}",
+                    got=told(error),
                     remedy="Check the path and the permissions on every worker.",
                 ) from error
             logger.warning("%s: %s; trying again", place, error)
@@ -221,19 +221,20 @@ def judge(spec: SourceSpec, epoch: int, lane: int, at: LaneCursor, record: Any, 
         return read(verdict=Verdict.OK if record.tokens else Verdict.FILTERED, entry=record)
     try:
         sample = _transform(spec, epoch, lane, at.position, record)
-    except (StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt) as error:
-        # These would end this generator, or the worker, instead of reaching the trainers.
-        raise SourceError(
-            f"source {spec.name!r}: the transform must not raise this, at {where}",
-            got=repr(error),
-            remedy="Return None to drop a record, or raise an ordinary error.",
-        ) from error
-    except Exception as error:  # a transform is the user's code and may raise anything
+    except BaseException as error:  # a transform is the user's code and may raise anything
+        if not isinstance(error, Exception) or isinstance(error, StopIteration):
+            # These would end this generator, or the worker, instead of reaching the trainers.
+            raise SourceError(
+                f"source {spec.name!r}: the transform must not raise this, at {where}",
+                got=told(error),
+                remedy="Return None to drop a record, or raise an ordinary error.",
+            ) from error
         if not skips(spec.on_error, error, f"source {spec.name!r}, {where}"):
-            error.add_note(f"MegaDask: source {spec.name!r}, {where}, epoch {epoch}")
-            raise
-        reason = f"{where}: {type(error).__name__}: {error}"
-        return read(verdict=Verdict.SKIPPED, reason=reason)
+            raised = noted(error, f"MegaDask: source {spec.name!r}, {where}, epoch {epoch}")
+            if raised is error:
+                raise
+            raise raised from error
+        return read(verdict=Verdict.SKIPPED, reason=f"{where}: {told(error)}")
     if sample is None or not len(sample["tokens"]):
         return read(verdict=Verdict.FILTERED)
     return read(verdict=Verdict.OK, sample=sample)

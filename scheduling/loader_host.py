@@ -25,7 +25,7 @@ from distributed.protocol.serialize import ToPickle
 from megadask.planner.errors import MegaDaskError
 from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
-from megadask.scheduling.errors import StaleError, travelling
+from megadask.scheduling.errors import StaleError, told, travelling
 from megadask.scheduling.quiet import keep_quiet
 from megadask.scheduling.source_loader import SourceLoader
 from megadask.scheduling.wire import ARRIVAL, LOADER_HOST, within
@@ -80,8 +80,8 @@ class LoaderHost(WorkerPlugin):
         self._worker = worker
         worker.handlers[LOADER_HOST] = self.handle
         # Dask tells its scheduler of a new worker before the worker has its plugins.
-        told = getattr(worker.scheduler, ARRIVAL)(worker=worker.address)
-        await within(ARRIVE_S, told, "the supervisor to hear of this worker")
+        arrival = getattr(worker.scheduler, ARRIVAL)(worker=worker.address)
+        await within(ARRIVE_S, arrival, "the supervisor to hear of this worker")
 
     def teardown(self, worker: Worker) -> None:
         """Close every loader.
@@ -116,8 +116,8 @@ class LoaderHost(WorkerPlugin):
             )
         if call == "status":  # answered at once, however busy the loader is
             return {**_status(hosted.loader), "busy_s": hosted.busy.seconds}
-        told = partial(_carried_out, _CALLS[call], hosted, packed or arguments)
-        answer = await asyncio.get_running_loop().run_in_executor(hosted.thread, told)
+        work = partial(_carried_out, _CALLS[call], hosted, packed or arguments)
+        answer = await asyncio.get_running_loop().run_in_executor(hosted.thread, work)
         return answer if packed is None else {"packed": ToPickle(answer)}
 
     async def _open(
@@ -141,7 +141,7 @@ class LoaderHost(WorkerPlugin):
             spec = await loop.run_in_executor(thread, pickle.loads, blob)
         except Exception as error:  # unpickling runs imports, which may raise anything
             thread.shutdown(wait=False)
-            return f"{type(error).__name__}: {error}"
+            return told(error)
         loader = SourceLoader(spec, limit_bytes, standby=standby, lanes=lanes)
         self._hosted[incarnation] = _Hosted(loader, thread)
         return None
@@ -183,10 +183,10 @@ def _carried_out(method: Callable[..., Any], hosted: _Hosted, arguments: Mapping
     except MegaDaskError:
         raise
     except BaseException as error:
-        told = travelling(error)
-        if told is error:  # which must not become its own cause: that would never end
+        sent = travelling(error)
+        if sent is error:  # which must not become its own cause: that would never end
             raise
-        raise told from error
+        raise sent from error
 
 
 def _describe(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.metadata import Metadata
-from megadask.scheduling.errors import DeadlineError
+from megadask.scheduling.errors import DeadlineError, told
 from megadask.scheduling.owners import LOST, LoaderAddress, Partners
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Mirror:
             logger.info("a shadow of source %r on %s: %s", source, shadow.address, error)
         except Exception as error:  # its reader or transform may raise anything
             if not self._partners.is_over(error):
-                await self._drop(source, shadow, f"{type(error).__name__}: {error}")
+                await self._drop(source, shadow, told(error))
 
     async def _drop(self, source: str, shadow: LoaderAddress, what: str) -> None:
         with contextlib.suppress(*LOST, DeadlineError):

@@ -96,6 +96,43 @@ class ProjectableReader(Reader, Protocol):
         ...
 
 
+@runtime_checkable
+class NamedReader(ProjectableReader, Protocol):
+    """A reader that knows the columns of its records before it reads them."""
+
+    def column_names(self) -> Sequence[str]:
+        """Return the columns that the first file has, also those that are not read.
+
+        Later files may have others. None at all where that file says nothing of them.
+        """
+        ...
+
+
+class Partial(dict[str, Any]):
+    """A record of a file that lacks columns that were asked for, which knows what it has."""
+
+    file_columns: Sequence[str] = ()
+
+
+def new_record(file_columns: Sequence[str] | None) -> dict[str, Any]:
+    """Return an empty record; file_columns: of a file that lacks some that were asked for."""
+    if file_columns is None:
+        return {}
+    record = Partial()
+    record.file_columns = file_columns
+    return record
+
+
+def told_columns(wanted: Iterable[str] | None, names: Sequence[str]) -> Sequence[str] | None:
+    """Return the columns of a file where it lacks some that are wanted, for `new_record`."""
+    return None if wanted is None or set(wanted) <= set(names) else names
+
+
+def columns_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the columns of a record or, where some that were asked for are missing, its file."""
+    return sorted(getattr(record, "file_columns", record))
+
+
 def fingerprint_shards(shards: Iterable[Shard]) -> str:
     """Return a hash of names, row counts and sizes: what `Reader.fingerprint` promises."""
     listing = [[shard.name, shard.rows, shard.size_bytes] for shard in shards]

@@ -28,14 +28,14 @@ def items_of(sample: Sample, name: str, index: NDArray[np.int64] | None) -> dict
         )
     if not lengths:
         return {}
-    items = [np.asarray(item) for item in sample[name]]
+    items = [np.array(item) for item in sample[name]]
     if any(item.dtype.kind not in "biuf" or not is_deliverable(item.dtype) for item in items):
         raise ConfigError(
             f"a sample's items {name!r}", got=[str(item.dtype) for item in items], limit="numbers"
         )
     found: dict[str, Any] = {name: items}
     if sample.get(f"{name}_grid") is not None:
-        grid = np.asarray(sample[f"{name}_grid"])
+        grid = np.array(sample[f"{name}_grid"])
         if grid.ndim != 2 or len(grid) != len(lengths) or grid.dtype.kind not in "iu":
             raise ConfigError(
                 f"a sample's '{name}_grid'",

@@ -2,7 +2,8 @@
 
 A checked sample is a flat dict: ``tokens`` (l,) integers; maybe ``loss_mask`` (l,); ``sequences``,
 the real lengths where it has several; fields aligned with its tokens, (..., l); ``extras``, its
-Arrow bytes; lists of items; and scalars, which are metadata and no payload.
+Arrow bytes; lists of items; and scalars, which are metadata and no payload. It is kept, so its
+arrays are no one else's: a transform may fill the same buffer again for its next record.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def scalar(sample: Sample, name: str) -> float:
 
 def _sequence(sample: Sample, form: Form, what: str) -> dict[str, Any]:
     """Return the tokens of a sample, or of one of its sequences, and all that is aligned."""
-    tokens = np.asarray(sample["tokens"])
+    tokens = np.array(sample["tokens"])
     if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
         raise ConfigError(
             f"{what}'s 'tokens'",
@@ -176,7 +177,7 @@ def _sequence(sample: Sample, form: Form, what: str) -> dict[str, Any]:
     checked: dict[str, Any] = {"tokens": tokens}
     if sample.get("loss_mask") is not None:
         with np.errstate(over="ignore"):  # what is infinite then is an error below
-            mask = np.asarray(sample["loss_mask"], np.float32)
+            mask = np.array(sample["loss_mask"], np.float32)
         if mask.shape != tokens.shape:
             raise ConfigError(f"{what}'s 'loss_mask'", got=mask.shape, limit=tokens.shape)
         if not np.isfinite(mask).all():
@@ -193,7 +194,7 @@ def _aligned(sample: Sample, form: Form, length: int) -> dict[str, NDArray[Any]]
         value = sample.get(field.name)
         if value is None:
             continue
-        array = np.asarray(value)
+        array = np.array(value)
         if field.name == "position_ids" and array.shape == (length,):
             array = np.broadcast_to(array, (*field.shape, length))
         if array.shape != (*field.shape, length) or not may_become(array, field.dtype):

@@ -11,7 +11,7 @@ import numpy as np
 
 from megadask.planner.errors import ConfigError
 from megadask.scheduling.known import Entry
-from megadask.scheduling.reading import BadRecord, ProjectableReader, Reader, Shard
+from megadask.scheduling.reading import BadRecord, ProjectableReader, Reader, Shard, columns_of
 from megadask.scheduling.samples import scalar
 
 #: A longer sample is a bad record: it would be cut in more spans than memory has room for.
@@ -101,7 +101,7 @@ class LengthReader:
 def _count(record: Mapping[str, Any], column: str, most: int) -> int:
     """Return the number in a column; raises ConfigError for what cannot be one."""
     if column not in record:
-        raise ConfigError(f"there is no column {column!r}", got=f"columns {sorted(record)}")
+        raise ConfigError(f"there is no column {column!r}", got=f"columns {columns_of(record)}")
     value = record[column]
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_integer or not 0 <= value <= most:

@@ -12,9 +12,9 @@ from megadask.readers.columns import ColumnReader
 from megadask.readers.files import Part, check_columns, check_has_columns
 from megadask.readers.ipc_footer import MAGIC, Block, blocks
 from megadask.readers.paths import DataFile, Paths
-from megadask.readers.records import records
+from megadask.readers.records import records, telling
 from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
-from megadask.scheduling.reading import BadRecord, Shard
+from megadask.scheduling.reading import BadRecord, Shard, told_columns
 
 
 class ArrowIpc(ColumnReader):
@@ -47,6 +47,7 @@ class ArrowIpc(ColumnReader):
                 f"{file.url} is neither an Arrow file nor a stream: {error}"
             ) from error
         check_has_columns(file.url, self._columns, names)
+        self._found[file.url] = tuple(names)
         if batches is None:
             return [Part(file.url, Shard(file.name, None, file.size_bytes))]
         return [
@@ -62,28 +63,32 @@ class ArrowIpc(ColumnReader):
         with (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source) as reader:
             return reader.schema.names, batches
 
-    def _options_for(self, source: pa.NativeFile, part: Part) -> pa.ipc.IpcReadOptions:
-        """Return what leaves out the bytes of columns that are not read."""
+    def _options_for(
+        self, source: pa.NativeFile, part: Part
+    ) -> tuple[pa.ipc.IpcReadOptions, Sequence[str] | None]:
+        """Return what leaves out the bytes of columns that are not read, and what to tell."""
         included: list[int] = []
+        told = None
         if self._columns is not None:
             with (pa.ipc.open_stream if part.index < 0 else pa.ipc.open_file)(source) as reader:
                 names = reader.schema.names
+            told = told_columns(self._columns, names)
             included = [i for i, name in enumerate(names) if name in self._columns]
             source.seek(0)
-        return pa.ipc.IpcReadOptions(included_fields=included)
+        return pa.ipc.IpcReadOptions(included_fields=included), told
 
     def _read(self, part: Part, start: int) -> Generator[Mapping[str, Any] | BadRecord, None, None]:
         position = 0
         with open_arrow(part.url) as source:
             try:
-                options = self._options_for(source, part)
+                options, told = self._options_for(source, part)
                 batches = (_stream if part.index < 0 else _file)(source, part, options)
                 for batch in batches:
                     first = max(start - position, 0)
                     if self._columns is not None:
                         batch = batch.select(_present(self._columns, batch))
                     if first < batch.num_rows:
-                        yield from _checked(batch.slice(first), position + first)
+                        yield from _checked(telling(batch.slice(first), told), position + first)
                     position += batch.num_rows
             except ARROW_ERRORS as error:
                 if is_storage_error(error):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
-from typing import Self
+from typing import Any, Self
 
-from megadask.readers.files import FileReader
+from megadask.readers.files import FileReader, Part
+from megadask.readers.paths import Paths
 
 
 class ColumnReader(FileReader):
@@ -14,11 +15,21 @@ class ColumnReader(FileReader):
 
     _columns: list[str] | None
     _is_projected = False
+    _first: tuple[str, ...] = ()
+
+    def __init__(self, paths: Paths, **options: Any) -> None:
+        super().__init__(paths, **options)
+        self._found: dict[str, tuple[str, ...]] = {}  # while files are listed: url to columns
 
     @property
     def columns(self) -> Sequence[str] | None:
         """The columns that are read, None for all."""
         return self._columns
+
+    def column_names(self) -> Sequence[str]:
+        """Return the columns of the first file with records, whichever of them are read."""
+        self._listing()
+        return self._first
 
     def project(self, columns: Collection[str]) -> Self:
         """Return a reader of the same shards and rows with only these columns, where there are any.
@@ -31,3 +42,10 @@ class ColumnReader(FileReader):
         made._is_projected = True
         made._options = {**self._options, "columns": made._columns}
         return made
+
+    def _listing(self) -> tuple[Part, ...]:
+        if self._parts is None:
+            first = super()._listing()[0]
+            self._first = self._found.get(first.url, ())
+            self._found = {}
+        return super()._listing()

@@ -20,7 +20,7 @@ from megadask.readers.lines import (
 )
 from megadask.readers.paths import DataFile, Paths
 from megadask.readers.storage import BrokenData, chunks, open_binary
-from megadask.scheduling.reading import BadRecord
+from megadask.scheduling.reading import BadRecord, new_record, told_columns
 
 FieldType = Literal["str", "int", "float", "bool"]
 
@@ -100,20 +100,24 @@ class Csv(ColumnReader, LineReader):
         with open_binary(file.url) as raw:
             plain = decompress(chunks(raw, None), file.url)
             try:
-                self._decoder(self._cut(without_mark(plain)))
+                header = self._header(self._cut(without_mark(plain)))
+                self._decoder_of(header)
             except BrokenData as error:
                 raise ConfigError(f"{file.url} is not a CSV file: {error}") from error
             except ConfigError as error:
                 raise ConfigError(
                     f"{file.url}: {error.what}", got=error.got, limit=error.limit
                 ) from error
+        self._found[file.url] = tuple(header)
         return parts
 
     def _cut(self, plain: Iterator[bytes]) -> Iterator[Raw]:
         return _rows(lines(plain, self._max_record_bytes), self._delimiter, self._max_record_bytes)
 
     def _decoder(self, records: Iterator[Raw]) -> Decode:
-        header = self._header(records) if self._names is None else self._names
+        return self._decoder_of(self._header(records))
+
+    def _decoder_of(self, header: list[str]) -> Decode:
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
             raise ConfigError("two columns have one name", got=twice)
@@ -128,9 +132,12 @@ class Csv(ColumnReader, LineReader):
             for name in wanted
             if name in header
         ]
-        return partial(_decode, self._delimiter, len(header), fields)
+        told = told_columns(self._columns, header)
+        return partial(_decode, self._delimiter, len(header), fields, told)
 
     def _header(self, records: Iterator[Raw]) -> list[str]:
+        if self._names is not None:
+            return self._names
         number, data = next(records, (0, b""))
         if not number:
             return []
@@ -146,6 +153,7 @@ def _decode(
     delimiter: bytes,
     num_fields: int,
     wanted: Sequence[tuple[str, int, FieldType]],
+    told: Sequence[str] | None,
     data: bytes | None,
     number: int,
 ) -> Mapping[str, Any] | BadRecord:
@@ -157,7 +165,7 @@ def _decode(
         return BadRecord(f"line {number}: {error}")
     if len(fields) != num_fields:
         return BadRecord(f"line {number}: {len(fields)} fields, expected {num_fields}")
-    record = {}
+    record = new_record(told)
     for name, index, kind in wanted:
         field = fields[index]
         try:

@@ -93,7 +93,7 @@ class FileReader(ABC):
             files = self._files()
             with ThreadPoolExecutor(min(LISTING_THREADS, len(files))) as pool:
                 parts = tuple(part for found in pool.map(self._list, files) for part in found)
-            if all(part.shard.rows == 0 for part in parts):
+            if all(map(_is_empty, parts)):
                 raise ConfigError(f"{self!r} has no records", got=f"{len(files)} empty files")
             self._parts = parts
         return self._parts
@@ -110,6 +110,12 @@ class FileReader(ABC):
 
     def __hash__(self) -> int:
         return hash((type(self), self._patterns))
+
+
+def _is_empty(part: Part) -> bool:
+    """Whether a shard has no rows for certain; whoever counts them may find one in no bytes."""
+    rows = part.shard.rows
+    return rows == 0 or (rows is None and part.shard.size_bytes == 0)
 
 
 def check_columns(owner: str, columns: Sequence[str] | None) -> list[str] | None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
-from megadask.readers.files import check_positive
+from megadask.readers.files import Part, check_positive
 from megadask.readers.lines import MAX_RECORD_BYTES, Decode, LineReader, Raw, filled_lines
 from megadask.readers.paths import Paths
 from megadask.scheduling.reading import BadRecord
+
+#: What is said where already the first record of a file cannot be decoded.
+_NO_JSON_LINES = (
+    "its first record cannot be decoded, so the file does not look like JSON lines: one object a "
+    "line. For other files take another of md.readers"
+)
 
 
 class Jsonl(LineReader):
@@ -27,6 +34,13 @@ class Jsonl(LineReader):
         check_positive("Jsonl", max_line_bytes=max_line_bytes)
         self._max_line_bytes = max_line_bytes
         super().__init__(paths, max_line_bytes=max_line_bytes)
+
+    def _read(self, part: Part, start: int) -> Generator[Mapping[str, Any] | BadRecord, None, None]:
+        with closing(super()._read(part, start)) as records:
+            for row, record in enumerate(records, start):
+                if row == 0 and isinstance(record, BadRecord):
+                    record = BadRecord(f"{record.reason}; {_NO_JSON_LINES}")
+                yield record
 
     def _cut(self, plain: Iterator[bytes]) -> Iterator[Raw]:
         return filled_lines(plain, self._max_line_bytes)

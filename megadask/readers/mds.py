@@ -20,7 +20,7 @@ from megadask.readers.lines import MAX_RECORD_BYTES
 from megadask.readers.mds_columns import decoder
 from megadask.readers.paths import DataFile, Paths, below, expand
 from megadask.readers.storage import BrokenData
-from megadask.scheduling.reading import BadRecord, Shard
+from megadask.scheduling.reading import BadRecord, Shard, new_record, told_columns
 
 _INDEX = "index.json"
 _SIZE = np.dtype("<u4")
@@ -104,6 +104,7 @@ class Mds(ColumnReader):
             field(shard, "samples", int, index.url),
             field(raw, "bytes", int, index.url),
         )
+        self._found.setdefault(stored.url, tuple(names))
         return MdsPart(
             stored.url,
             Shard(name, rows, size_bytes),
@@ -113,6 +114,7 @@ class Mds(ColumnReader):
 
     def _read(self, part: Part, start: int) -> Generator[Mapping[str, Any] | BadRecord, None, None]:
         assert isinstance(part, MdsPart)
+        told = told_columns(self._columns, [name for name, *_ in part.columns])
         columns = [
             (name, decoder(encoding) if self._columns is None or name in self._columns else None)
             for name, encoding, _ in part.columns
@@ -127,7 +129,7 @@ class Mds(ColumnReader):
                     yield (
                         BadRecord(f"row {row}: {data}")
                         if isinstance(data, str)
-                        else _record(data, columns, sizes, row)
+                        else _record(data, columns, sizes, row, told)
                     )
                     row += 1
             except BrokenData as error:
@@ -177,7 +179,11 @@ def _bounds(source: Forward, part: MdsPart, start: int) -> NDArray[np.uint32]:
 
 
 def _record(
-    data: bytes, columns: Sequence[tuple[str, Any]], fixed: Sequence[int | None], row: int
+    data: bytes,
+    columns: Sequence[tuple[str, Any]],
+    fixed: Sequence[int | None],
+    row: int,
+    told: Sequence[str] | None,
 ) -> Mapping[str, Any] | BadRecord:
     position = 0
     sizes = []
@@ -189,7 +195,7 @@ def _record(
         sizes.append(size)
     if position + sum(sizes) != len(data):
         return BadRecord(f"row {row}: {len(data)} bytes, its columns take {position + sum(sizes)}")
-    record = {}
+    record = new_record(told)
     for (name, decode), size in zip(columns, sizes, strict=True):
         if decode is not None:
             try:

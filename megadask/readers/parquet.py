@@ -13,10 +13,10 @@ from megadask.readers.columns import ColumnReader
 from megadask.readers.files import Part, check_columns, check_has_columns, check_positive
 from megadask.readers.footers import shared_footer
 from megadask.readers.paths import DataFile, Paths
-from megadask.readers.records import records
+from megadask.readers.records import records, telling
 from megadask.readers.spool import OpenShards, Spooled
 from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
-from megadask.scheduling.reading import BadRecord, Shard
+from megadask.scheduling.reading import BadRecord, Shard, told_columns
 
 #: A request to remote storage costs more than these bytes.
 _REMOTE_BUFFER_BYTES = 2**19
@@ -64,6 +64,7 @@ class Parquet(ColumnReader):
                 raise
             raise ConfigError(f"{file.url} is not a Parquet file: {error}") from error
         check_has_columns(file.url, self._columns, names)
+        self._found[file.url] = tuple(names)
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         # The sizes of compressed columns would add up exactly, but asking a damaged footer for a
         # column ends the process (pyarrow 26).
@@ -123,6 +124,7 @@ class Parquet(ColumnReader):
             ) as parquet,
         ):
             _check_unchanged(footer, part)
+            told = told_columns(self._columns, parquet.schema_arrow.names)
             position = 0
             for batch in parquet.iter_batches(
                 batch_rows, [part.index], columns=self._columns, use_threads=False
@@ -130,7 +132,7 @@ class Parquet(ColumnReader):
                 skipped = min(max(start - position, 0), batch.num_rows)
                 position += batch.num_rows
                 if skipped < batch.num_rows:
-                    yield batch.slice(skipped)
+                    yield telling(batch.slice(skipped), told)
 
 
 def _check_unchanged(metadata: pq.FileMetaData, part: Part) -> None:

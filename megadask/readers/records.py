@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from megadask.scheduling.reading import BadRecord
+from megadask.scheduling.reading import BadRecord, new_record
+
+#: Marks the schema of batches whose file lacks columns that were asked for: those that it has.
+_TOLD = b"megadask.file_columns"
+
+
+def telling(batch: pa.RecordBatch, file_columns: Sequence[str] | None) -> pa.RecordBatch:
+    """Return a batch whose records know what their file has; None where they lack nothing."""
+    if file_columns is None:
+        return batch
+    return batch.replace_schema_metadata({_TOLD: json.dumps(list(file_columns))})
 
 
 def records(batch: pa.RecordBatch, first_row: int) -> Iterator[Mapping[str, Any] | BadRecord]:
@@ -20,8 +31,10 @@ def records(batch: pa.RecordBatch, first_row: int) -> Iterator[Mapping[str, Any]
         (field.name, column, _is_numeric_list(field.type))
         for field, column in zip(batch.schema, batch.columns, strict=True)
     ]
+    told = (batch.schema.metadata or {}).get(_TOLD)
+    file_columns = None if told is None else json.loads(told)
     for row in range(batch.num_rows):
-        record = {}
+        record = new_record(file_columns)
         try:
             for name, column, numeric in columns:
                 record[name] = _array(column[row]) if numeric else column[row].as_py()

@@ -40,7 +40,7 @@ class Batched:
             raise ConfigError(
                 f"the function of {self!r}", got=repr(results)[:80], limit="a list of one, for one"
             )
-        if isinstance(results[0], Exception):
+        if isinstance(results[0], BaseException):
             raise results[0]
         return results[0]
 

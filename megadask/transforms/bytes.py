@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megadask.transforms.transform import Record, Sample, column_value, token_sample
+from megadask.transforms.transform import NeedsColumns, Record, Sample, column_value, token_sample
 
 
 @dataclass(frozen=True)
-class Bytes:
+class Bytes(NeedsColumns):
     """Take the UTF-8 bytes of a text as its tokens.
 
     Parameters

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from megadask.planner.errors import ConfigError
-from megadask.transforms.columns import chain_columns
+from megadask.transforms.columns import chain_columns, chain_needs
 from megadask.transforms.transform import (
     Record,
     Results,
@@ -40,6 +40,11 @@ class Chain:
     def columns(self) -> frozenset[str] | None:
         """The columns of a record that they read together, None where one of them may read all."""
         return chain_columns(self.transforms)
+
+    @property
+    def needed_columns(self) -> frozenset[str]:
+        """The columns without which they make nothing of a record, as far as is known."""
+        return chain_needs(self.transforms)
 
     @property
     def wants_rng(self) -> bool:
@@ -83,7 +88,7 @@ def _batch_through(
     """Return what records become by several batch transforms, one after the other."""
     results: list[Any] = list(records)
     for step in steps:
-        is_left = [one is not None and not isinstance(one, Exception) for one in results]
+        is_left = [one is not None and not isinstance(one, BaseException) for one in results]
         left = [n for n, is_one in enumerate(is_left) if is_one]
         made = step([results[n] for n in left]) if left else []
         for n, one in zip(left, made, strict=True):

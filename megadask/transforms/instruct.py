@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
 from megadask.transforms.transform import (
+    NeedsColumns,
     Record,
     Sample,
     TextEncoder,
@@ -52,7 +53,7 @@ CHATML: Mapping[str, Turn] = {
 }
 
 
-class _Encoding:
+class _Encoding(NeedsColumns):
     """What all of them have: an encoder, and what stands around everything."""
 
     encoder: TextEncoder

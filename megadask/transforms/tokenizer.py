@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from megadask.transforms.tokenizer_files import load, load_json, token_id
 from megadask.transforms.transform import (
+    NeedsColumns,
     Record,
     Results,
     Sample,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-class Tokenizer:
+class Tokenizer(NeedsColumns):
     """Tokenize a text with a Hugging Face ``tokenizers.Tokenizer``.
 
     Its padding and truncation are switched off: batching pads, and ``Packed(overflow=)`` cuts. It

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import MegaDaskError
+from megadask.scheduling.reading import columns_of
 
 Record = Mapping[str, Any]
 Sample = Mapping[str, Any]
@@ -55,7 +56,21 @@ class TextEncoder(Protocol):
         ...
 
 
-class InPlace:
+class NeedsColumns:
+    """A transform that fails where a record lacks one of its columns."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record that it reads."""
+        raise NotImplementedError
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        """The columns without which it makes nothing of a record: all that it reads."""
+        return self.columns
+
+
+class InPlace(NeedsColumns):
     """A transform that changes one column of a record and passes the others on."""
 
     column: str
@@ -118,7 +133,9 @@ def column_of(record: Record, column: str) -> Any:
     """Return what is in a column. Raises TransformError where there is no such column."""
     if column not in record:
         raise TransformError(
-            f"the record has no column {column!r}", got=f"columns {sorted(record)}", limit=column
+            f"the record has no column {column!r}",
+            got=f"columns {columns_of(record)}",
+            limit=column,
         )
     return record[column]
 

@@ -528,6 +528,8 @@ def test_too_many_bad_records_in_a_row(client: Client, name: str) -> None:
         (faulty.raise_file_not_found, "no such folder/vocabulary.json"),
         (faulty.raise_timeout, "a server of the user's is slow"),
         (faulty.raise_generator_exit, "somebody's generator"),
+        (faulty.raise_cancelled, "somebody's task"),
+        (faulty.raise_mute, "MuteError"),
         (faulty.raise_unicode, "surrogates not allowed"),
     ],
 )
@@ -605,6 +607,8 @@ def test_records_that_are_dropped_are_counted(client: Client, name: str) -> None
 
 def test_files_without_records(client: Client, name: str, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path, [], files=2)
+    for file in tmp_path.iterdir():
+        file.write_text("\n")  # only who reads it knows
     source = md.Source("a", md.readers.Jsonl(path), transform=unfold)
     made = md.Pipeline(sources=[source], batching=md.Packed(64, 2), epochs=1)
     with md.serve(made, client, name=name) as service:

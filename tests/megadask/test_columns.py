@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import megadask as md
+from megadask.indexing.length_column import LengthReader
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.lanes import read_lane
 from megadask.scheduling.reading import ProjectableReader
@@ -167,12 +168,98 @@ def test_what_a_chain_reads() -> None:
     assert declared_columns(Own([1, 2])) is None
 
 
-def test_a_missing_column_is_an_error_of_its_record_as_before(reader: Any) -> None:
-    batching = md.Packed(seq_len=8, global_batch=1)
-    source = md.Source("a", reader, transform=md.transforms.Bytes("body"))
+Bytes, Chain = md.transforms.Bytes, md.transforms.Chain
+NEEDED: dict[str, dict[str, Any]] = {
+    "transform": {"transform": Bytes("body")},
+    "chat": {"transform": md.transforms.Chat(Bytes(), "body")},
+    "pair": {"transform": md.transforms.PromptResponse(Bytes(), "text", "body")},
+    "group": {"transform": md.transforms.Group(Bytes(), "text", "body")},
+    "preference": {"transform": md.transforms.Preference(Bytes(), "text", "text", "body")},
+    "chain": {"transform": Chain(Bytes("body"))},
+    "end of a chain": {"transform": Chain(md.transforms.DecodeImage("text"), Bytes("body"))},
+    "image": {"transform": md.transforms.DecodeImage("body")},
+    "length": {"transform": Bytes("text"), "length_column": "body"},
+    "loss": {"transform": Bytes("text"), "length_column": "n", "loss_column": "body"},
+    "metadata": {"transform": Bytes("text"), "length_column": "n", "metadata": ["body"]},
+    "metadata of samples": {"metadata": ["body"]},
+    "extras of samples": {"extras": ["body"]},
+}
+
+
+class Sparing:
+    """A transform of somebody's own, which reads a column where there is one."""
+
+    columns = ("body", "text")
+    keeps_columns = True
+
+    def __call__(self, record: Any) -> Any:
+        return {"body": record.get("body", record["text"])}
+
+
+SPARED: dict[str, dict[str, Any]] = {
+    "extras": {"transform": Bytes("text"), "extras": ["body"]},
+    "metadata": {"transform": Bytes("text"), "metadata": ["body"]},
+    "own": {"transform": Sparing()},
+    "made in a chain": {"transform": Chain(Sparing(), Bytes("body"))},
+    "unknown": {"transform": Chain(lambda record: {"body": record["text"]}, Bytes("body"))},
+    "after the tokens": {"transform": Chain(Bytes("text"), Bytes("body"))},
+}
+
+
+@pytest.mark.parametrize("options", NEEDED.values(), ids=NEEDED)
+def test_a_column_that_is_needed_and_missing_is_an_error_at_once(reader: Any, options: Any) -> None:
+    with pytest.raises(
+        md.errors.ConfigError, match=r"'a': .* lacks columns; got \['body'\]; .*'n'"
+    ):
+        lean(reader, **{"transform": None, **options})
+
+
+@pytest.mark.parametrize("options", SPARED.values(), ids=SPARED)
+def test_a_column_that_can_be_done_without_may_be_missing(reader: Any, options: Any) -> None:
+    assert "text" in keys(lean(reader, **options))
+
+
+def test_a_column_that_is_needed_must_be_among_those_that_are_read(tmp_path: Path) -> None:
+    _parquet(tmp_path)
+    chosen = md.readers.Parquet(tmp_path / "a.parquet", columns=["payload"])
+    with pytest.raises(md.errors.ConfigError, match=r"not read; got \['text'\].*columns="):
+        lean(chosen, Bytes("text"))
+    assert keys(lean(chosen, Bytes("payload"), length_column="n")) == {"payload", "n"}
+
+
+def _with_another(name: str, folder: Path) -> Any:
+    """Return a reader whose last file has the columns "n" and "other" alone."""
+    READERS[name](folder)
+    other = pa.table({"n": [1], "other": ["x"]})
+    if name == "parquet":
+        pq.write_table(other, folder / "b.parquet")
+        return md.readers.Parquet(folder / "*.parquet")
+    if name == "csv":
+        (folder / "b.csv").write_text("n,other\n1,x\n")
+        return md.readers.Csv(folder / "*.csv")
+    with pa.ipc.new_file(folder / "b.arrow", other.schema) as writer:
+        writer.write_table(other)
+    return md.readers.ArrowIpc(folder / "*.arrow")
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name != "mds"])
+def test_a_later_file_that_lacks_a_column_names_those_that_it_has(
+    name: str, tmp_path: Path
+) -> None:
+    reader = _with_another(name, tmp_path)
+    some = pickle.loads(pickle.dumps(reader)).project(["text", "length"])
+    last = rows(some)[-1]
+    assert last == {}
+    with pytest.raises(md.errors.MegaDaskError, match=r"no column 'text'; got columns \['n', 'oth"):
+        Bytes("text")(last)
+    known = LengthReader.of(reader, "text", None, (), None)
+    assert "got columns ['n', 'other']" in rows(known)[-1].reason  # type: ignore[attr-defined]
+    shard = len(reader.shards()) - 1
+    source = md.Source("a", reader, transform=Bytes("text"), lanes=1)
+    batching = md.Packed(seq_len=64, global_batch=1)
     spec = md.Pipeline(sources=[source], batching=batching).source_specs()["a"]
-    with pytest.raises(md.errors.MegaDaskError, match="no column 'body'"):
-        next(read_lane(spec, 0, 0, LaneCursor()))
+    with pytest.raises(md.errors.MegaDaskError, match=r"got columns \['n', 'other'\]"):
+        next(read_lane(spec, 0, 0, LaneCursor(shard=shard)))
 
 
 def test_a_column_that_is_not_read_cannot_be_bad(tmp_path: Path) -> None:

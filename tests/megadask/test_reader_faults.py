@@ -21,8 +21,12 @@ import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
 from megadask.planner.errors import ConfigError
+from megadask.planner.state import LaneCursor
 from megadask.readers import ArrowIpc, Csv, Jsonl, Parquet, Tar, Text
+from megadask.scheduling.errors import SourceError
+from megadask.scheduling.lanes import read_lane
 from megadask.scheduling.reading import BadRecord, Reader, TruncatedShard
+from tests.fakes import source_spec
 from tests.megadask.helpers.opened import open_files
 from tests.megadask.helpers.reader_cases import IN_FILES, Case, plain
 from tests.megadask.helpers.reader_cases import RECORDS as CASE_RECORDS
@@ -157,7 +161,80 @@ class TestParquet:
             Parquet(tmp_path / "x.parquet").shards()
 
 
+LINE_READERS: dict[str, Callable[[Any], Reader]] = {
+    "jsonl": Jsonl,
+    "csv": Csv,
+    "csv of names": lambda paths: Csv(paths, names=["a", "b"]),
+    "lines": Text,
+    "blocks": lambda paths: Text(paths, "block"),
+}
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("make", LINE_READERS.values(), ids=LINE_READERS)
+def test_files_of_no_bytes_are_an_error_where_they_are_listed(
+    make: Callable[[Any], Reader], suffix: str, tmp_path: Path
+) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.x{suffix}").touch()
+    with pytest.raises(ConfigError, match="has no records; got 2 empty files"):
+        make(tmp_path / "*").shards()
+    (tmp_path / "c.x").write_text("[]\n")
+    assert len(make(tmp_path / "*").shards()) == 3
+
+
+def test_a_text_that_is_empty_is_one_where_files_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    assert list(Text(tmp_path / "a.txt", "file").read(0)) == [{"text": ""}]
+
+
+def _other_file(kind: str) -> bytes:
+    if kind in ("parquet", "arrow"):
+        sink = pa.BufferOutputStream()
+        if kind == "parquet":
+            pq.write_table(TABLE, sink)
+        else:
+            with pa.ipc.new_file(sink, TABLE.schema) as writer:
+                writer.write_table(TABLE)
+        return bytes(sink.getvalue())
+    return {
+        "csv": b"number,text\n1,a\n",
+        "text": b"Once upon a time\nthere was\n",
+        "one document": json.dumps(RECORDS, indent=1).encode(),
+        "a list": json.dumps(RECORDS).encode(),
+        "zeros": bytes(1000),
+        "one long line": b"x" * 200_000,
+    }[kind]
+
+
+OTHER_FILES = [
+    "parquet",
+    "arrow",
+    "csv",
+    "text",
+    "one document",
+    "a list",
+    "zeros",
+    "one long line",
+]
+
+
 class TestJsonl:
+    @pytest.mark.parametrize("kind", OTHER_FILES)
+    def test_a_file_of_another_kind_does_not_look_like_json_lines(
+        self, kind: str, tmp_path: Path
+    ) -> None:
+        said = "the file does not look like JSON lines"
+        (tmp_path / "x.jsonl").write_bytes(b"\n" + _other_file(kind))
+        reader = Jsonl(tmp_path / "x.jsonl", max_line_bytes=100_000)
+        first, *others = reader.read(0)
+        assert isinstance(first, BadRecord)
+        assert said in first.reason
+        assert not any(said in str(other) for other in others)
+        assert list(reader.read(0, 1)) == others
+        with pytest.raises(SourceError, match=said):
+            next(read_lane(source_spec(reader, on_error="raise"), 0, 0, LaneCursor()))
+
     @pytest.mark.parametrize(
         ("line", "reason"),
         [

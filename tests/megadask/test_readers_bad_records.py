@@ -18,6 +18,7 @@ from megadask.planner.ids import Verdict
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.lanes import Read, read_lane
+from megadask.scheduling.reading import NamedReader
 from tests.megadask.helpers.reader_cases import IN_FILES, RECORDS, Case, tar_of
 
 _UNPACK: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
@@ -98,8 +99,15 @@ class TestBadRecords:
 
     def test_a_column_that_is_missing_is_named_alike(self, case: Case, tmp_path: Path) -> None:
         case.write(tmp_path, RECORDS)
+        transform = md.transforms.Bytes("body of it")
+        if isinstance(case.make(str(tmp_path), RECORDS), NamedReader):  # it is known beforehand
+            with pytest.raises(
+                md.errors.ConfigError, match=r"'web'.*lacks columns; got \['body of"
+            ):
+                _reads(case, tmp_path, transform=transform)
+            return
         with pytest.raises(md.errors.TransformError, match="no column 'body of it'") as caught:
-            _reads(case, tmp_path, transform=md.transforms.Bytes("body of it"))
+            _reads(case, tmp_path, transform=transform)
         (note,) = caught.value.__notes__
         assert note.startswith("MegaDask: source 'web', shard ")
         assert ", row 0, epoch 0" in note

@@ -186,7 +186,10 @@ class TestCsv:
             Csv(tmp_path / "x.csv.gz").shards()
 
     def test_an_empty_file_has_no_rows(self, tmp_path: Path) -> None:
-        assert _csv(tmp_path / "x", b"", ["a"]) == []
+        assert _csv(tmp_path / "x", b"\n", ["a"]) == []
+        (tmp_path / "y").touch()
+        reader = Csv(tmp_path / "*", ["a"])
+        assert [list(reader.read(n)) for n in range(2)] == [[], []]
 
     @pytest.mark.parametrize(
         "options",

@@ -47,6 +47,73 @@ def rows(payload: Mapping[str, Any], name: str, offsets: str) -> list[Any]:
     return [payload[name][..., a:b].tolist() for a, b in pairwise(payload[offsets])]
 
 
+# Whose memory it is -----------------------------------------------------------------------------
+
+FORMS = {  # what a transform may hold the numbers of a part in, and fill again
+    "array": np.array,
+    "view": lambda values: np.concatenate([values, values])[: len(values)],
+    "memoryview": lambda values: memoryview(np.array(values)),
+    "read-only": lambda values: np.broadcast_to(np.array(values), np.shape(values)),
+    "list": lambda values: np.array(values).tolist(),
+}
+PARTS: dict[str, tuple[Any, str]] = {
+    "tokens": ([1, 2, 3], "int64"),
+    "loss_mask": ([1, 0, 1], "float32"),
+    "field": ([5, 6, 7], "int32"),
+    "position_ids": ([0, 1, 0], "int32"),
+    "image_index": ([-1, 0, 1], "int64"),
+    "image_rows": ([1, 1], "int64"),
+    "image_grid": ([[1, 2], [2, 1]], "int64"),
+}
+
+
+def filled_again(value: Any) -> None:
+    """Overwrite numbers wherever they lie."""
+    if isinstance(value, list):
+        value[:] = [9] * len(value)
+        return
+    array = np.asarray(value)
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    array[...] = 9
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_sample_is_kept_as_it_was_whatever_becomes_of_its_buffers(kind: str, axes: int) -> None:
+    declared = form(modalities=("image",), aligned={"field": "int32"}, position_axes=axes)
+    sample = {name: FORMS[kind](np.array(*part)) for name, part in PARTS.items()}
+    items = [FORMS[kind](np.ones((2, 3), np.float32)), FORMS[kind](np.zeros((1, 3), np.float32))]
+    extra = np.arange(4)
+    whole = form(extras=("own",))
+    checked = payload_of(check_sample({**sample, "image": items}, declared), declared)
+    extras = check_sample({"tokens": [1], "own": extra}, whole)
+    pairs = form(num_sequences=2)
+    sequences = [{"tokens": FORMS[kind](np.array([1, 2]))} for _ in range(2)]
+    both = check_sample({"sequences": sequences}, pairs)
+    alone = check_sample({"sequences": sequences[:1]}, pairs)
+    kept = [
+        (one, weigh(payload_of(one, by)))
+        for one, by in ((checked, declared), (extras, whole), (both, pairs), (alone, pairs))
+    ]
+    for value in [*sample.values(), *items, extra, *(one["tokens"] for one in sequences)]:
+        filled_again(value)
+    for (one, before), by in zip(kept, (declared, whole, pairs, pairs), strict=True):
+        assert weigh(payload_of(one, by)) == before
+
+
+def test_a_transform_may_fill_one_buffer_for_every_record() -> None:
+    buffer = np.zeros(4, np.int64)
+
+    def transform(record: Any) -> Any:
+        buffer[:] = record["n"]
+        return {"tokens": buffer, "loss_mask": buffer > 0}
+
+    one = loader([{"n": n} for n in range(6)], transform=transform)
+    payload = one.serve(described(one))
+    assert rows(payload, "tokens", "offsets") == [[n] * 4 for n in range(6)]
+
+
 # Sequences --------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,6 +70,25 @@ def raise_timeout(record: Mapping[str, Any]) -> Any:
 def raise_generator_exit(record: Mapping[str, Any]) -> Any:
     if record["id"] == BAD:
         raise GeneratorExit("somebody's generator")
+    return unfold(record)
+
+
+def raise_cancelled(record: Mapping[str, Any]) -> Any:
+    if record["id"] == BAD:
+        raise asyncio.CancelledError("somebody's task")
+    return unfold(record)
+
+
+class MuteError(Exception):
+    """An error whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
+def raise_mute(record: Mapping[str, Any]) -> Any:
+    if record["id"] == BAD:
+        raise MuteError
     return unfold(record)
 
 
