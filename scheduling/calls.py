@@ -346,6 +346,7 @@ def place(run: Run, rank: int) -> dict[str, Any]:
     return {
         "delivery": tree.delivery(rank, along, axis),
         "root": tree.broadcast_root(rank, along),
+        "world_size": tree.world_size,
         "num_slices": tree.num_slices(axis),
         "broadcast_axes": list(along),
         "keys": run.header["keys"],
