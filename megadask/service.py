@@ -338,7 +338,12 @@ class Service:
             "checkpoint": f"{checkpoint}/{key}" if checkpoint and several else checkpoint,
         }
         self.pipelines[key] = pipeline
-        self._ask(key, "start", header=header, client=self._client.id)
+        if self._ask(key, "start", header=header, client=self._client.id):
+            logger.warning(
+                "megadask.serve replaced service %r, which was running: its trainers get a "
+                "ClosedError, and have to connect again",
+                run_name(self.name, key),
+            )
 
     def _pipeline(self, key: str | None) -> Pipeline:
         what = f"service {self.name!r}"

@@ -200,6 +200,7 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
     run.record.claims.check(rank, claim.token)
     await run.turn_pass()
     return {
+        "ident": run.header["ident"],
         "token": claim.token,
         "sources": list(run.record.lanes),
         "components": run.header["components"],
