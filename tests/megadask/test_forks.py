@@ -12,7 +12,7 @@ import megadask as md
 from tests.megadask.helpers.processes import Process, module
 from tests.megadask.helpers.restore import make
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(150)
 
 #: What a fork may do: nothing happens.
 ALLOWED = {"close", "close_again", "exit", "close_client"}
