@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,15 +12,21 @@ from typing import Any, Self
 
 from distributed import Client
 
+from megadask.arguments import (
+    check_serve,
+    check_worker,
+    checked_weights,
+    checkpoint_url,
+    states_to_resume,
+)
 from megadask.header import check_counts, header_of, of_topology
 from megadask.pipeline import Pipeline
-from megadask.planner.checks import check_above_0, check_integer
-from megadask.planner.errors import ConfigError, StateError
-from megadask.planner.schedule import Schedule
+from megadask.planner.checks import check_seconds
+from megadask.planner.errors import ConfigError
 from megadask.planner.topology import ClientPlaceTree
-from megadask.planner.weights import check_names
 from megadask.scheduling.errors import ClosedError, DeadlineError, ServiceError
 from megadask.scheduling.loader_host import LoaderHost
+from megadask.scheduling.process import Process
 from megadask.scheduling.spec import Limits
 from megadask.scheduling.supervisor import Supervisor
 from megadask.scheduling.wire import MAIN, SUPERVISOR, run_name
@@ -33,7 +40,7 @@ def serve(
     client: Client,
     *,
     name: str = "megadask",
-    checkpoint: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     resume: Mapping[str, Any] | None = None,
     constructors: int | None = None,
     limits: Limits | None = None,
@@ -49,9 +56,9 @@ def serve(
     client
         A connected, synchronous Dask client.
     name
-        Of the service; trainers connect by it.
+        Of the service; trainers connect by it. An older service of the same client and name ends.
     checkpoint
-        Folder for the journal of commits, any fsspec URL.
+        Folder for the journal of commits, any path or fsspec URL.
     resume
         A trainer's ``state_dict()`` to begin at; with several pipelines, one by name.
     constructors
@@ -72,29 +79,34 @@ def serve(
     ------
     WorkerError
         A worker cannot import the same MegaDask version; it is named.
+    ConfigError
+        An argument cannot work; nothing was started.
     ServiceError
-        A service of this name is running.
+        Another client's service of this name is running.
     StateError
         The state to resume from belongs to another pipeline.
     """
     several = isinstance(pipeline, Mapping)
     pipelines = dict(pipeline) if isinstance(pipeline, Mapping) else {MAIN: pipeline}
-    _check_arguments(pipelines, client, name)
-    if constructors is not None:
-        check_integer("serve(constructors=)", constructors, 1)
-    check_above_0("serve(timeout=)", timeout)
+    check_serve(
+        pipelines,
+        client,
+        name=name,
+        constructors=constructors,
+        limits=limits,
+        detached=detached,
+        timeout=timeout,
+    )
     limits = limits or Limits()
-    states = _states(resume, several)
-    unknown = sorted(set(states) - set(pipelines))
-    if unknown:
-        raise ConfigError("serve(resume=)", got=unknown, limit=f"some of {sorted(pipelines)}")
+    url = checkpoint_url(checkpoint)
+    states = states_to_resume(resume, pipelines, several=several)
     check_workers(client, timeout)
     client.register_plugin(Supervisor())
     client.register_plugin(LoaderHost())
     service = Service(client, name, timeout, detached=detached)
     try:
         for key, one in pipelines.items():
-            service._start(key, one, checkpoint, states.get(key), constructors, limits, several)
+            service._start(key, one, url, states.get(key), constructors, limits, several)
     except BaseException:
         service.close()
         raise
@@ -117,6 +129,7 @@ class Service:
         self._client = client
         self._timeout_s = timeout
         self._detached = detached
+        self._process = Process()
 
     def set_mixture(
         self, weights: Mapping[str, float], at_step: int | None = None, pipeline: str | None = None
@@ -140,9 +153,7 @@ class Service:
             The step from which they hold. It is committed when this returns.
         """
         declared = self._pipeline(pipeline)
-        check_names(weights, [source.name for source in declared.sources])
-        Schedule.constant(dict(weights))
-        plain = {name: float(weight) for name, weight in weights.items()}
+        plain = checked_weights(weights, at_step, declared)
         return int(self._ask(pipeline, "event", weights=plain, at_step=at_step))
 
     def reshard(
@@ -177,7 +188,9 @@ class Service:
         DeadlineError
             Some ranks did not finish in time; they are named, and nothing has changed.
         """
-        check_above_0("reshard(timeout=)", timeout)
+        check_seconds("reshard(timeout=)", timeout)
+        if not isinstance(topology, ClientPlaceTree):
+            raise ConfigError("reshard(topology)", got=repr(topology), limit="a ClientPlaceTree")
         declared = replace(self._pipeline(pipeline), topology=topology)
         key = pipeline or MAIN
         changes = of_topology(declared, *self._hosting[key])
@@ -208,6 +221,8 @@ class Service:
         ServiceError
             There is no such worker, or no other one to take over from it.
         """
+        check_worker(worker)
+        check_seconds("retire(timeout=)", timeout)
         key = next(iter(self.pipelines), None)
         return str(self._ask(key, "retire", may_take_s=timeout, worker=worker))
 
@@ -234,7 +249,7 @@ class Service:
         LostError
             The workers that should open new loaders were lost; nothing has changed.
         """
-        check_above_0("scale(timeout=)", timeout)
+        check_seconds("scale(timeout=)", timeout)
         counts = check_counts(self._pipeline(pipeline), loaders)
         self._ask(pipeline, "scale", may_take_s=timeout, counts=counts)
 
@@ -251,7 +266,7 @@ class Service:
         timeout
             How long that may take, in seconds.
         """
-        check_above_0("spread(timeout=)", timeout)
+        check_seconds("spread(timeout=)", timeout)
         self._ask(pipeline, "level", may_take_s=timeout)
 
     def audit(self, pipeline: str | None = None) -> dict[str, Any]:
@@ -276,7 +291,12 @@ class Service:
         return stats
 
     def close(self) -> None:
-        """End the pipelines: trainers are told, buffers freed, files closed. Safe to call again."""
+        """End the pipelines: trainers are told, buffers freed, files closed. Safe to call again.
+
+        Does nothing in a fork of the process that served.
+        """
+        if not self._process.is_this:
+            return
         for key in list(self.pipelines):
             try:
                 self._ask(key, "close", reason="the driver closed it")
@@ -318,17 +338,23 @@ class Service:
             "checkpoint": f"{checkpoint}/{key}" if checkpoint and several else checkpoint,
         }
         self.pipelines[key] = pipeline
-        self._ask(key, "start", header=header, client=self._client.id)
+        if self._ask(key, "start", header=header, client=self._client.id):
+            logger.warning(
+                "megadask.serve replaced service %r, which was running: its trainers get a "
+                "ClosedError, and have to connect again",
+                run_name(self.name, key),
+            )
 
     def _pipeline(self, key: str | None) -> Pipeline:
-        try:
-            return self.pipelines[key or MAIN]
-        except KeyError:
-            raise ConfigError(
-                f"service {self.name!r} has no such pipeline",
-                got=key or MAIN,
-                limit=f"one of {sorted(self.pipelines)}" if self.pipelines else "it is closed",
-            ) from None
+        what = f"service {self.name!r}"
+        self._process.check(what, "Call the service in the process that served it.")
+        if not self.pipelines:
+            raise ClosedError(f"{what} is closed", remedy="Serve its pipelines again.")
+        wanted = MAIN if key is None else key
+        if not isinstance(wanted, str) or wanted not in self.pipelines:
+            limit = f"one of {sorted(self.pipelines)}"
+            raise ConfigError(f"{what} has no such pipeline", got=repr(wanted), limit=limit)
+        return self.pipelines[wanted]
 
     def _ask(self, key: str | None, call: str, *, may_take_s: float = 0.0, **arguments: Any) -> Any:
         self._pipeline(key)
@@ -351,38 +377,3 @@ class Service:
                 limit=f"{limit_s:g} s",
                 remedy="See whether the Dask scheduler is alive, or raise serve(timeout=).",
             ) from error
-
-
-def _states(resume: Mapping[str, Any] | None, several: bool) -> dict[str, Mapping[str, Any]]:
-    if resume is None:
-        return {}
-    if several:
-        if "point" in resume:
-            raise StateError(
-                "serve(resume=) with several pipelines",
-                got="one state",
-                limit='states by name, such as {"train": state}',
-            )
-        return dict(resume)
-    return {MAIN: resume}
-
-
-def _check_arguments(pipelines: Mapping[str, Any], client: Any, name: str) -> None:
-    if not pipelines:
-        raise ConfigError("serve(pipeline)", got="an empty dict", limit="at least one pipeline")
-    for key, one in pipelines.items():
-        if not isinstance(one, Pipeline):
-            raise ConfigError(
-                f"serve(pipeline): {key!r}", got=type(one).__name__, limit="a Pipeline"
-            )
-        if "/" in key:
-            raise ConfigError("the name of a pipeline", got=repr(key), limit="no '/'")
-    if not name or "/" in name:
-        raise ConfigError("serve(name=)", got=repr(name), limit="a name without '/'")
-    if not isinstance(client, Client) or client.asynchronous or client.status != "running":
-        raise ConfigError(
-            "serve(client)",
-            got=repr(client),
-            limit="a connected, synchronous dask.distributed.Client",
-            remedy="For example Client(LocalCluster(n_workers=2)).",
-        )

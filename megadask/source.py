@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from megadask.indexing.known import check_known
-from megadask.planner.checks import check_integer
+from megadask.planner.checks import check_bool, check_integer, is_name
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import RESERVED
 from megadask.scheduling.batched import check_batches
@@ -18,13 +18,6 @@ from megadask.scheduling.reading import Reader
 from megadask.scheduling.shuffle import BLOCK_ROWS
 from megadask.transforms import Transform
 from megadask.transforms.columns import check_columns, lean, needed_columns, with_columns
-
-
-def is_name(value: Any) -> bool:
-    """Whether it is a text that can be written down: not empty, no half of a surrogate pair."""
-    if not isinstance(value, str) or not value:
-        return False
-    return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 @dataclass(frozen=True)
@@ -110,17 +103,19 @@ class Source:
         if not is_name(self.name) or "/" in self.name:
             raise ConfigError("Source(name)", got=repr(self.name), limit="a string without '/'")
         for what in ("lanes", "loaders", "shadows", "max_consecutive_errors"):
-            if what == "loaders" and self.loaders == "auto":
+            if what == "loaders" and isinstance(self.loaders, str) and self.loaders == "auto":
                 continue
             least = int(what != "shadows")
             check_integer(f"Source({self.name!r}, {what}=)", getattr(self, what), least)
+        check_bool(f"Source({self.name!r}, shares_files=)", self.shares_files)
         if not isinstance(self.shuffle, int) or self.shuffle < 0:
             raise ConfigError(
                 f"Source({self.name!r}, shuffle=)",
                 got=repr(self.shuffle),
                 limit="True, False, or the rows of a block, an integer >= 1",
             )
-        if self.on_error not in get_args(Action) and not callable(self.on_error):
+        is_action = isinstance(self.on_error, str) and self.on_error in get_args(Action)
+        if not is_action and not callable(self.on_error):
             raise ConfigError(
                 f"Source({self.name!r}, on_error=)",
                 got=repr(self.on_error),

@@ -60,9 +60,13 @@ def finite(value: Any, what: str) -> float:
     """Return a value as a float. Raises ConfigError, saying what it is, unless it is finite."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
         raise ConfigError(what, got=repr(value), limit="a number, or a dict of weights")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:  # an int with more than 300 digits
+        number = math.inf
+    if not math.isfinite(number):
         raise ConfigError(what, got=value, limit="a finite number")
-    return float(value)
+    return number
 
 
 def not_negative(value: Any, what: str) -> float:

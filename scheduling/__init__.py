@@ -35,6 +35,7 @@ The committed record: inside the scheduler
 
 Between them
   spec.py                what travels when a pipeline starts
+  process.py             what was opened in one process is of no use in its forks
   wire.py, owners.py     calls with deadlines, to loaders that may be replaced, or be slow
                          (hedging.py)
   loader_host.py         the worker plugin that hosts loaders; quiet.py, what Dask need not log

@@ -200,6 +200,7 @@ async def join(run: Run, rank: int, client: str, process: str, force: bool) -> d
     run.record.claims.check(rank, claim.token)
     await run.turn_pass()
     return {
+        "ident": run.header["ident"],
         "token": claim.token,
         "sources": list(run.record.lanes),
         "components": run.header["components"],
@@ -346,6 +347,7 @@ def place(run: Run, rank: int) -> dict[str, Any]:
     return {
         "delivery": tree.delivery(rank, along, axis),
         "root": tree.broadcast_root(rank, along),
+        "world_size": tree.world_size,
         "num_slices": tree.num_slices(axis),
         "broadcast_axes": list(along),
         "keys": run.header["keys"],

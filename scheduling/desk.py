@@ -39,6 +39,8 @@ class Desk:
         self.client = client
         self.run = run
         self.rank = rank
+        #: Of the service that gave this rank; another one may take its name. None before `join`.
+        self.ident: str | None = None
         self.is_over = False  # whether the run is known to have ended
         #: The line to the constructor that was found last, if any.
         self.line: Line | None = None
@@ -71,7 +73,7 @@ class Desk:
         if call == "join" and reply is None:  # what Dask answers where nobody handles the call
             raise ServiceError(
                 "the Dask scheduler has no MegaDask service",
-                got=str(self.client.scheduler),
+                got=getattr(self.client.scheduler, "address", None),
                 remedy="Call md.serve(pipeline, client) first.",
             )
         if isinstance(reply, dict) and reply.get("status") == "closed":
@@ -95,14 +97,15 @@ class Desk:
         if self.client.scheduler is None:
             raise OSError("the Dask client of this loader has closed")
         handler = getattr(self.client.scheduler, SUPERVISOR)
+        told = {"run": self.run, "ident": self.ident, "rank": self.rank, **arguments}
         try:
-            return await handler(run=self.run, rank=self.rank, **arguments)
+            return await handler(**told)
         except TimeoutError:
             raise
         except OSError as error:
             await asyncio.sleep(AGAIN_S)
             try:
-                return await handler(run=self.run, rank=self.rank, **arguments)
+                return await handler(**told)
             except RuntimeError:
                 if self.client.status in ("closing", "closed"):
                     raise error from None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from megadask.planner.batching import Batching
-from megadask.planner.checks import check_above_0, check_integer, check_number
+from megadask.planner.checks import LARGEST, check_integer, check_number, check_seconds
 from megadask.planner.draw import DrawRules
 from megadask.planner.errors import ConfigError
 from megadask.planner.schedule import StepSchedule
@@ -151,11 +151,11 @@ class Limits:
             if value is None and limit.name == "shared_bytes":
                 continue
             if limit.name.endswith("_s"):
-                check_above_0(what, value)
+                check_seconds(what, value)
             elif limit.name.endswith("_bytes"):  # may be written as 1e9
                 check_number(what, value, 0)
             else:
-                check_integer(what, value, 1)
+                check_integer(what, value, 1, LARGEST)
         for name in ("silent_s", "journal_s"):
             if getattr(self, name) >= self.reply_s:
                 raise ConfigError(

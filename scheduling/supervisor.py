@@ -145,7 +145,11 @@ class Supervisor(SchedulerPlugin):
             )
         known = self._known(run)
         if ident not in (None, known.header["ident"]):
-            raise ClosedError(f"{run} is closed: another service took its name")
+            raise ClosedError(
+                f"{run} is closed: another service took its name",
+                remedy="Connect again for the new one; to have both, give one another name: "
+                "md.serve(..., name=...).",
+            )
         if call == "audit":
             return known.record.audit()
         if call == "stats":
@@ -181,9 +185,10 @@ class Supervisor(SchedulerPlugin):
             )
         return run
 
-    async def _start(self, name: str, header: Mapping[str, Any], client: str) -> None:
-        """Start a pipeline, in the place of an older one of the same driver."""
+    async def _start(self, name: str, header: Mapping[str, Any], client: str) -> bool:
+        """Start a pipeline; return whether it took the place of one of the same driver that ran."""
         old = self._runs.get(name)
+        replaces = old is not None and not old.over
         if old is not None:
             lives = not old.over and old.client in self._scheduler.clients
             if lives and old.client != client:
@@ -200,6 +205,7 @@ class Supervisor(SchedulerPlugin):
         except BaseException:
             await self._close(name, None, "it could not be started")
             raise
+        return replaces
 
     async def _close(self, name: str, ident: str | None, reason: str) -> None:
         """End a pipeline: trainers are told first, then its roles go."""

@@ -81,6 +81,7 @@ class TrainerLink:
         joined = self._desk.ask("join", client=client.id, process=process_name(), force=force)
         self._courier = Courier()
         self._receiver = Receiver(rank, self._courier)
+        self._desk.ident = joined["ident"]
         self._token: str = joined["token"]
         self.sources: list[str] = joined["sources"]
         self.components: dict[str, str] = joined["components"]
@@ -261,10 +262,8 @@ class TrainerLink:
                 elif status == "behind" and self._track.is_at_start:
                     self._stand(self._look(with_point=True))
                 elif status == "claim":
-                    raise ClaimError(
-                        f"rank {self.rank} of {self._run} no longer belongs to this trainer",
-                        remedy="Another trainer took it, or its lease lapsed; connect again.",
-                    )
+                    self._look()  # says why, as another service may have taken the name
+                    raise ClaimError(f"rank {self.rank} of {self._run} belongs to another trainer")
                 else:
                     raise StaleError(f"{self._run}: unexpected answer", got=header)
         finally:

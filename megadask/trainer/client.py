@@ -10,6 +10,7 @@ from distributed.security import Security
 
 from megadask.planner.errors import ConfigError
 from megadask.scheduling.errors import DeadlineError
+from megadask.scheduling.process import Process
 
 
 def open_client(address: str, *, timeout_s: float, security: Security | None) -> Client:
@@ -50,9 +51,14 @@ def open_client(address: str, *, timeout_s: float, security: Security | None) ->
 
 
 class _Client(Client):
-    """Dask's own leaves a thread behind where the scheduler does not answer."""
+    """Dask's own leaves a thread behind where the scheduler does not answer.
+
+    And in a fork of its process, where it closes as it ends, it waits for a thread that is not
+    there.
+    """
 
     def __init__(self, **options: Any) -> None:
+        self._process = Process()
         super().__init__(**options)  # type: ignore[no-untyped-call]
 
     def start(self, **options: Any) -> None:
@@ -61,3 +67,8 @@ class _Client(Client):
         except BaseException:
             self._loop_runner.stop()
             raise
+
+    def close(self, *arguments: Any) -> Any:
+        if self._process.is_this:
+            return super().close(*arguments)  # type: ignore[no-untyped-call]
+        return None

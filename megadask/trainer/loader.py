@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from distributed import Client, Security
 
-from megadask.planner.checks import check_above_0, check_integer
+from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.saved import another_pipeline, differences, read_saved, to_saved
 from megadask.scheduling.delivery import StepFacts
 from megadask.scheduling.errors import DeadlineError, ServiceError
 from megadask.scheduling.point import Point
+from megadask.scheduling.process import Process
 from megadask.scheduling.trainer_link import TrainerLink
 from megadask.scheduling.wire import run_name
 from megadask.tls import check_security
+from megadask.trainer.arguments import check_connect, names_of
 from megadask.trainer.client import open_client
 from megadask.trainer.confirmed import Confirmed
 from megadask.trainer.groups import Share, process_group
 from megadask.trainer.presets import Batch, Form, Preset, known_keys
-from megadask.trainer.ranks import integer, own_rank
+from megadask.trainer.ranks import Rank
 from megadask.trainer.steps import Step
 from megadask.trainer.tee import Tee
 from megadask.trainer.tensors import to_batch
+
+T = TypeVar("T")
 
 
 def connect(
@@ -57,7 +61,7 @@ def connect(
         Which pipeline, where the service has several; the training pipeline when None.
     rank
         Of this trainer in the mesh; when None that of ``torch.distributed``, else of the
-        environment (RANK or SLURM_PROCID), else 0.
+        environment (RANK or SLURM_PROCID), else 0; the number of ranks there must be the mesh's.
     keys
         The tensors to receive, by the names of docs/batches.md; when None all, or those that the
         rank's pipeline stage reads.
@@ -87,19 +91,25 @@ def connect(
     Raises
     ------
     ConfigError
-        The rank is not in the mesh, or an option cannot work.
+        The rank is not in the mesh, the job has another size, or an option cannot work.
     ClaimError
         Another trainer has the rank.
     DeadlineError
         The scheduler does not answer.
     """
-    if prefetch is not None:
-        check_integer("connect(prefetch=)", prefetch, 1)
-    check_above_0("connect(timeout=)", timeout)
-    if isinstance(keys, str):
-        raise ConfigError("connect(keys=)", got=repr(keys), limit="a list of names")
+    check_connect(
+        service,
+        pipeline,
+        prefetch=prefetch,
+        timeout=timeout,
+        force=force,
+        security=security,
+        confirm=confirm,
+    )
+    arrays = names_of(keys)
+    own = Rank.of(rank)
     check_security(str(address), security)
-    form = Form(preset=preset, names=names or {}, pin_memory=pin_memory)
+    form = Form(preset=preset, names={} if names is None else names, pin_memory=pin_memory)
     group = None if group is None else process_group(group)
     client = open_client(str(address), timeout_s=timeout, security=security)
     link = None
@@ -107,16 +117,18 @@ def connect(
         link = TrainerLink(
             client,
             run_name(service, pipeline),
-            own_rank() if rank is None else integer("connect(rank=)", rank),
+            own.number,
             timeout_s=timeout,
             prefetch=prefetch,
-            keys=None if keys is None else tuple(keys),
+            keys=arrays,
             force=force,
         )
-        form.check(known_keys(keys, form.names, link.place), is_sliced=link.place["num_slices"] > 1)
+        own.check_world(link.place["world_size"])
+        known = known_keys(arrays, form.names, link.place)
+        form.check(known, is_sliced=link.place["num_slices"] > 1)
         share = None
         if group is not None:
-            share = Share.of(group, link, timeout_s=timeout, keys=keys)
+            share = Share.of(group, link, timeout_s=timeout, keys=arrays)
         return Loader(client, link, form, share, Confirmed(link) if confirm else None)
     except BaseException:
         if link is not None:
@@ -130,7 +142,7 @@ class Loader:
 
     Iterating again goes on where the last iteration stopped; over a pipeline with ``restart=True``
     it begins at the beginning. A batch is acknowledged when the next one is asked for, or at
-    `close`. Not for use by several threads at once.
+    `close`. Not for use by several threads at once, nor in a fork of the process that connected.
     """
 
     def __init__(
@@ -155,6 +167,7 @@ class Loader:
         self._pass_length: int | None = None
         self._open_pass: object | None = None
         self._closed = False
+        self._process = Process()
 
     @property
     def rank(self) -> int:
@@ -271,8 +284,11 @@ class Loader:
         return {"rank": self.rank, **counts, **self._link.stats()}
 
     def close(self) -> None:
-        """Acknowledge the last batch, give the rank back and disconnect. Safe to call again."""
-        if not self._closed:
+        """Acknowledge the last batch, give the rank back and disconnect. Safe to call again.
+
+        Does nothing in a fork of the process that connected.
+        """
+        if not self._closed and self._process.is_this:
             self._closed = True
             self._use_up()
             self._link.close()
@@ -309,7 +325,8 @@ class Loader:
 
     def _end_pass(self, opened: object | None) -> None:
         """End a pass, unless another one has begun since."""
-        if self._open_pass is opened and opened is not None and not self._closed:
+        is_open = not self._closed and self._process.is_this
+        if is_open and opened is not None and self._open_pass is opened:
             self._open_pass = None
             self._link.consume(self._link.position)
             self._link.end_pass()
@@ -327,19 +344,19 @@ class Loader:
     def _peek(self) -> StepFacts | None:
         self._check_open()
         self._use_up()
-        facts = self._link.facts()
+        facts = self._wait(self._link.facts)
         if facts is None:
             self._note_end()
         return facts
 
     def _next(self) -> Batch | None:
-        self._check_open()
         self._use_up()
         return self._read()
 
     def _read(self) -> Batch | None:
+        self._check_open()
         try:
-            microbatch = self._link.read()
+            microbatch = self._wait(self._link.read)
         except Exception as error:
             if self._share is not None:
                 self._share.fail(error)
@@ -366,6 +383,17 @@ class Loader:
         if self._link.restarts:
             self._pass_length = self._pass_batches
 
+    def _wait(self, read: Callable[[], T]) -> T:
+        """Return what the link reads; where another thread closes it meanwhile, say so."""
+        try:
+            return read()
+        except Exception:
+            self._check_open()
+            raise
+
     def _check_open(self) -> None:
+        self._process.check(
+            f"this loader of rank {self.rank}", "Call megadask.connect() in this process."
+        )
         if self._closed:
             raise ServiceError(f"this loader of rank {self.rank} is closed")

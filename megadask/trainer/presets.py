@@ -65,7 +65,8 @@ class Form:
     pin_memory: bool = False
 
     def __post_init__(self) -> None:
-        if self.preset is not None and self.preset not in get_args(Preset):
+        is_preset = isinstance(self.preset, str) and self.preset in get_args(Preset)
+        if self.preset is not None and not is_preset:
             raise ConfigError(
                 "connect(preset=)",
                 got=repr(self.preset),

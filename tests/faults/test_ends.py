@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 from distributed import Client
 
 import megadask as md
-from tests.conftest import LeakCheck, make_cluster
+from tests.conftest import LeakCheck, make_cluster, wait_until
 from tests.faults.helpers import assert_nothing_is_left_on, close_idle_connections, num_actors
 from tests.megadask.helpers.data import pipeline, records
 from tests.megadask.helpers.ranks import Ranks, connect, run
@@ -116,6 +118,48 @@ def test_a_closed_loader_says_so(client: Client, name: str) -> None:
         ):
             with pytest.raises(md.errors.ServiceError, match="rank 0 is closed"):
                 begin()
+
+
+def reload(loader: md.Loader) -> None:
+    """Go back to where it stands, which waits for the other ranks to do the same."""
+    take(loader, 2)
+    loader.load_state_dict(loader.state_dict())
+    next(iter(loader))
+
+
+#: Ways to wait for a rank that does nothing.
+WAITS: dict[str, Callable[[md.Loader], object]] = {
+    "batches": list,
+    "steps": lambda loader: [list(step) for step in loader.steps()],
+    "iterators": lambda loader: list(loader.iterators(2)[0]),
+    "a state": reload,
+    "a pass": lambda loader: [list(loader) for _ in range(2)],
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_a_loader_that_is_closed_under_a_waiting_thread_says_so(
+    client: Client, name: str, what: str
+) -> None:
+    made = make(restart=what == "a pass", epochs=1)
+    limits = md.Limits(lead_steps=1000 if what == "a pass" else 1)
+    with md.serve(made, client, name=name, limits=limits) as service, connect(service, 1):
+        loader = connect(service, 0)
+        waiting = Ranks([partial(WAITS[what], loader)])
+        assert wait_until(lambda: has_stopped(loader))
+        begin = time.monotonic()
+        loader.close()
+        (error,) = waiting.outcomes(15)
+        assert time.monotonic() - begin < 15
+        assert type(error) is md.errors.ServiceError
+        assert "this loader of rank 0 is closed" in str(error)
+        assert set(service.stats()["trainers"]) == {"1"}
+
+
+def has_stopped(loader: md.Loader) -> bool:
+    """Whether it has given batches, and gives no more for a second."""
+    batches = loader.stats()["batches"]
+    return bool(batches) and not wait_until(lambda: loader.stats()["batches"] > batches, 1.0)
 
 
 def test_an_error_in_the_loop_ends_everything(client: Client, name: str) -> None:

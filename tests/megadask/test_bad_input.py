@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import types
@@ -379,7 +380,8 @@ def test_connect_before_serve(name: str) -> None:
         make_cluster(processes=False, n_workers=1) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        with pytest.raises(md.errors.ServiceError, match="serve"):
+        address = re.escape(cluster.scheduler_address)
+        with pytest.raises(md.errors.ServiceError, match=rf"got {address}\. Call md\.serve"):
             md.connect(cluster.scheduler_address, name, rank=0, timeout=20)
         md.serve(one_rank(), client, name=name).close()
         with pytest.raises(md.errors.ServiceError, match=f"{name}.*serve"):

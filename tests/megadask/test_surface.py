@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from distributed import Client
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import megadask as md
 from megadask.scheduling.assemble import ARRAY_KEYS
@@ -676,15 +678,20 @@ def test_two_services_at_once(client: Client, name: str, whole: list[list[Seen]]
 
 
 def test_a_cell_that_serves_may_run_again(
-    client: Client, name: str, whole: list[list[Seen]]
+    client: Client, name: str, whole: list[list[Seen]], caplog: pytest.LogCaptureFixture
 ) -> None:
     old = md.serve(pipeline(DATA), client, name=name)
     lost = connect(old, 0)
     take(lost, 2)
-    new = md.serve(pipeline(DATA), client, name=name)
+    with caplog.at_level(logging.WARNING):
+        new = md.serve(pipeline(DATA), client, name=name)
+    assert [one.message for one in caplog.records if f"replaced service '{name}'" in one.message]
     try:
-        with pytest.raises((md.errors.ClosedError, md.errors.ClaimError, md.errors.StaleError)):
-            drain(lost)
+        for use in (drain, drain, lambda loader: loader.load_state_dict(loader.state_dict())):
+            with pytest.raises(md.errors.ClosedError, match="another service took its name"):
+                use(lost)
+        with pytest.raises(md.errors.ClosedError, match="another service took its name"):
+            old.stats()
         assert run(new, drain) == whole
         # The variable of the old cell is gone, or closed late by the garbage collector.
         old.close()
@@ -693,6 +700,14 @@ def test_a_cell_that_serves_may_run_again(
     finally:
         lost.close()
         new.close()
+
+
+def test_a_service_that_is_over_is_replaced_without_a_word(
+    client: Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    md.serve(pipeline(DATA), client, name=name).close()
+    with caplog.at_level(logging.WARNING), md.serve(pipeline(DATA), client, name=name):
+        assert not [one for one in caplog.records if "replaced" in one.message]
 
 
 def test_a_cell_that_connects_may_run_again(
@@ -738,6 +753,71 @@ def test_the_rank_comes_from_the_environment(
             monkeypatch.setenv(variable, value)
             with md.connect(service.address, name, timeout=20) as loader:
                 assert loader.rank == int(value)
+
+
+#: Where the size of a job is said, beside the rank.
+SIZES = {
+    "WORLD_SIZE": "RANK",
+    "SLURM_NTASKS": "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("num_ranks", [1, 3, 16])
+def test_a_job_of_another_size_than_the_mesh(
+    client: Client, name: str, monkeypatch: pytest.MonkeyPatch, size: str, num_ranks: int
+) -> None:
+    monkeypatch.setenv(SIZES[size], "0")
+    monkeypatch.setenv(size, str(num_ranks))
+    with md.serve(pipeline(DATA), client, name=name) as service:
+        with pytest.raises(md.errors.ConfigError) as caught:
+            md.connect(service.address, name, timeout=20)
+        message = str(caught.value)
+        assert f"took rank 0 from the environment's {SIZES[size]}" in message
+        assert f"got {num_ranks} ranks by the environment's {size}" in message
+        assert "expected 2 ranks" in message
+        assert "pass connect(rank=)" in message
+        # The rank is free again; and who names it knows better.
+        assert service.stats()["trainers"] == {}
+        with connect(service, 0):
+            pass
+        monkeypatch.setenv(size, "2")
+        with md.connect(service.address, name, timeout=20) as loader:
+            assert loader.rank == 0
+
+
+def test_a_size_without_a_rank_says_nothing(
+    client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch job that runs one program has variables of its tasks, but no rank among them."""
+    for size in SIZES:
+        monkeypatch.setenv(size, "16")
+    with (
+        md.serve(pipeline(DATA), client, name=name) as service,
+        md.connect(service.address, name, timeout=20) as loader,
+    ):
+        assert loader.rank == 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_the_size_of_a_job_comes_from_torch(
+    client: Client, name: str, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    monkeypatch.setenv("RANK", "0")  # what torch knows counts
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    with md.serve(pipeline(DATA), client, name=name) as service:
+        torch.distributed.init_process_group(
+            "fake", store=FakeStore(), rank=0, world_size=num_ranks
+        )
+        try:
+            if num_ranks == 2:
+                md.connect(service.address, name, timeout=20).close()
+                return
+            with pytest.raises(md.errors.ConfigError, match=f"{num_ranks} ranks by torch"):
+                md.connect(service.address, name, timeout=20)
+        finally:
+            torch.distributed.destroy_process_group()
 
 
 def test_loaders_of_one_process_do_not_share_batches(client: Client, name: str) -> None:
