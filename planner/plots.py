@@ -7,7 +7,7 @@ Axes: B buckets, M microbatches, P parts of the cost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from megadask.planner.pipelining import one_forward_one_backward
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from megadask.planner.simulation import Simulation
@@ -156,13 +155,11 @@ def _legend_beside(axes: Axes) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _scale(axis: Axis, largest: float) -> str:
+def _scale(axis: Any, largest: float) -> str:
     """Leave a power of ten out of the numbers of an axis; return the unit that has it."""
-    from matplotlib.ticker import FuncFormatter
-
     power = 3 * int(np.log10(largest) // 3) if largest >= 1e4 else 0
     if power:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 10.0**power:g}"))
+        axis.set_major_formatter(lambda value, _: f"{value / 10.0**power:g}")
     return f"1e{power} x unit of the cost" if power else "unit of the cost"
 
 
