@@ -236,8 +236,8 @@ def verdict(phase: Phase, baseline: Phase) -> str:
     return (
         f"{phase.name}: the slowest rank computes {new.measured_imbalance:.2f} x the mean of the "
         f"ranks, against {old.measured_imbalance:.2f} x in {baseline.name}.\n"
-        f"As steps wait for it, that alone makes them "
-        f"{_ratio(old.measured_imbalance, new.measured_imbalance):.2f} x as fast. By the clock "
+        f"As steps wait for it, that alone would make them "
+        f"{_ratio(old.measured_imbalance, new.measured_imbalance):.2f} x as fast.\nBy the clock "
         f"they are {_ratio(new.tokens_per_s, old.tokens_per_s):.2f} x as fast (tokens/s): that "
         f"has in it whatever else ran here meanwhile.\n"
         f"Both trained on the same samples in the same {len(_common_steps(phase, baseline))} "

@@ -137,7 +137,7 @@ def test_the_verdict_compares() -> None:
     words = verdict(make_phase("assignment"), make_phase("arrival order", slow=3.0))
     assert words.startswith("assignment: the slowest rank computes 1.00 x the mean")
     assert "against 1.50 x in arrival order" in words
-    assert "that alone makes them 1.50 x as fast" in words
+    assert "that alone would make them 1.50 x as fast" in words
     assert "By the clock they are 2.67 x as fast" in words
     assert "the same 4 steps" in words
 
