@@ -7,7 +7,7 @@ Axes: B buckets, M microbatches, P parts of the cost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,9 @@ def plot_plan(plan: PlanView, ax: Axes | None = None) -> Figure:
     """
     from matplotlib.figure import Figure
 
+    is_own = ax is None
     if ax is None:
-        ax = Figure(figsize=(7, 3.2), layout="constrained").add_subplot()
+        ax = Figure(figsize=(8, 3.2), layout="constrained").add_subplot()
     load_BP = plan.times.sum(axis=1).astype(np.float64)
     total_B = load_BP.sum(axis=1)
     scale = 1.0 / total_B.mean() if total_B.any() else 1.0
@@ -48,7 +49,10 @@ def plot_plan(plan: PlanView, ax: Axes | None = None) -> Figure:
         xlabel="bucket, slowest first",
         ylabel="load / mean load",
     )
-    ax.legend(loc="lower left")
+    if is_own:
+        _legend_beside(ax)
+    else:  # there may be no room beside it
+        ax.legend(loc="lower left")
     return cast("Figure", ax.figure)
 
 
@@ -60,7 +64,7 @@ def plot_simulation(simulation: Simulation) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
     axes = figure.add_subplot()
     trainer = simulation.trainer
     if trainer.pp == 1:
@@ -105,8 +109,9 @@ def _bars(axes: Axes, simulation: Simulation) -> None:
     _stack(axes, simulation.load_BMP.sum(axis=1)[order])
     axes.axhline(simulation.ideal, color="black", linestyle=":", label="ideal")
     axes.axhline(simulation.step_time, color="black", label="step time")
-    axes.set(xlabel="buckets, slowest first", ylabel="time (unit of the cost)")
-    axes.legend()
+    unit = _scale(axes.yaxis, simulation.step_time)
+    axes.set(xlabel="buckets, slowest first", ylabel=f"time ({unit})")
+    _legend_beside(axes)
 
 
 def _pipeline(axes: Axes, simulation: Simulation) -> None:
@@ -131,8 +136,9 @@ def _pipeline(axes: Axes, simulation: Simulation) -> None:
                 )
         begin += float(line.end_B[0])
     who = "all buckets" if trainer.sync == "microbatch" else f"bucket {simulation.slowest}"
+    unit = _scale(axes.xaxis, simulation.step_time)
     axes.set(
-        xlabel=f"time (unit of the cost), {who}",
+        xlabel=f"time ({unit}), {who}",
         ylabel="stage",
         yticks=range(trainer.pp),
         ylim=(trainer.pp - 0.5, -0.5),
@@ -141,7 +147,20 @@ def _pipeline(axes: Axes, simulation: Simulation) -> None:
     )
     for colour, label in ((_FORWARD, "forward"), (_BACKWARD, "backward"), (_IDLE, "idle")):
         axes.bar([0], [0], color=colour, label=label)
-    axes.legend(loc="upper right")
+    _legend_beside(axes)
+
+
+def _legend_beside(axes: Axes) -> None:
+    """Put the legend where it covers nothing: right of the axes, of a figure that makes room."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _scale(axis: Any, largest: float) -> str:
+    """Leave a power of ten out of the numbers of an axis; return the unit that has it."""
+    power = 3 * int(np.log10(largest) // 3) if largest >= 1e4 else 0
+    if power:
+        axis.set_major_formatter(lambda value, _: f"{value / 10.0**power:g}")
+    return f"1e{power} x unit of the cost" if power else "unit of the cost"
 
 
 def _stack(axes: Axes, load_BP: NDArray[np.float64]) -> None:

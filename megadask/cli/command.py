@@ -129,11 +129,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     index.add_options(indexing)
     looking = commands.add_parser(
         "look",
-        help="what is in files: lengths, samples, records that cannot be read",
+        help="what is in data: lengths, samples, records that cannot be read",
         description=(
-            "Read some records of files as a run would, without a cluster, and print how many "
-            "tokens they have, what was skipped and why, and a few samples. The exit status is 1 "
-            "where nothing could be read, and 2 for bad options."
+            "Read some records of files, or of the sources of a pipeline, as a run would, without "
+            "a cluster, and print how many tokens they have, what was skipped and why, and a few "
+            "samples. The exit status is 1 where nothing could be read, and 2 for bad options."
         ),
         formatter_class=_Help,
     )

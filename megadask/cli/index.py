@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import megadask as md
-from megadask.cli.sources import OBJECT, count, import_from_here, imported, transform_of
+from megadask.cli.sources import OBJECT, count, declared, import_from_here, transform_of
 
 if TYPE_CHECKING:
     from megadask.indexing.index import Indexed
@@ -47,30 +46,11 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     import_from_here()
     if len(options.sources) == 1 and OBJECT.fullmatch(options.sources[0]):
         with ignored_indexes():
-            sources, pipeline = _declared(imported(options.sources[0]), options.sources[0])
+            sources, pipeline = declared(options.sources[0], "index")
             return _write(sources, pipeline, options)
     if options.column is None and ":" not in options.transform:
         parser.error("files need --column, or a transform of your own")
     return _write([_of_files(options)], None, options)
-
-
-def _declared(found: Any, name: str) -> tuple[list[Source], Pipeline | None]:
-    """Return the sources that an object declares, and the pipeline if it is one."""
-    if callable(found) and not isinstance(found, type):
-        found = found()
-    if isinstance(found, md.Pipeline):
-        return list(found.sources), found
-    if isinstance(found, md.Source):
-        return [found], None
-    some = found.values() if isinstance(found, Mapping) else found
-    some = list(some) if isinstance(some, Iterable) else []
-    if not some or not all(isinstance(one, md.Source) for one in some):
-        raise md.errors.ConfigError(
-            f"{name} is nothing to index",
-            got=type(found).__name__,
-            limit="a Pipeline, a Source, several, or a function that returns them",
-        )
-    return some, None
 
 
 def _of_files(options: argparse.Namespace) -> Source:

@@ -1,4 +1,4 @@
-"""Sources as the command line names them: files with lengths, or laws of lengths."""
+"""Sources as the command line names them: files, laws of lengths, or what a module declares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import megadask as md
 
 if TYPE_CHECKING:
+    from megadask.pipeline import Pipeline
     from megadask.planner.supply import SourceLike
+    from megadask.source import Source
 
 #: Names of `megadask.lengths.mix`.
 MIXES = ("longctx", "mixed", "vl", "web")
@@ -147,6 +149,29 @@ def imported(path: str) -> Any:
             got=f"{path!r}: {error}",
             limit="MODULE:NAME of a module in this folder, or of one that is installed",
         ) from error
+
+
+def declared(path: str, use: str) -> tuple[list[Source], Pipeline | None]:
+    """Return the sources that MODULE:NAME declares, and the pipeline if it is one.
+
+    Raises ConfigError where there is no such thing, or nothing to ``use`` in this way.
+    """
+    found = imported(path)
+    if callable(found) and not isinstance(found, type):
+        found = found()
+    if isinstance(found, md.Pipeline):
+        return list(found.sources), found
+    if isinstance(found, md.Source):
+        return [found], None
+    some = found.values() if isinstance(found, Mapping) else found
+    some = list(some) if isinstance(some, Iterable) else []
+    if not some or not all(isinstance(one, md.Source) for one in some):
+        raise md.errors.ConfigError(
+            f"{path} is nothing to {use}",
+            got=type(found).__name__,
+            limit="a Pipeline, a Source, several, or a function that returns them",
+        )
+    return some, None
 
 
 def import_from_here() -> None:

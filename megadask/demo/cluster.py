@@ -62,5 +62,10 @@ def kill_workers(cluster: LocalCluster) -> None:
                 os.kill(nanny.pid, signal.SIGKILL)
 
 
+def worker_pids(cluster: LocalCluster) -> list[int]:
+    """Return the ids of the worker processes."""
+    return [nanny.pid for nanny in _nannies(cluster) if nanny.pid is not None]
+
+
 def _nannies(cluster: LocalCluster) -> list[Nanny]:
     return [worker for worker in cluster.workers.values() if isinstance(worker, Nanny)]

@@ -30,7 +30,7 @@ class Display:
 
     def say(self, line: str) -> None:
         """Show a line."""
-        self._console.print(line, markup=False, style="dim")
+        self._console.print(line, markup=False, style="dim", soft_wrap=True)
 
     @contextlib.contextmanager
     def phase(self, name: str, num_steps: int) -> Iterator[OnEvent]:

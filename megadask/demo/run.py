@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster
 
 import megadask as md
 from megadask.demo import report
-from megadask.demo.cluster import kill_workers, let_end, local_cluster
+from megadask.demo.cluster import kill_workers, let_end, local_cluster, worker_pids
 from megadask.demo.corpus import Corpus, build_corpus
 from megadask.demo.progress import Display
 from megadask.demo.report import Phase
@@ -175,6 +175,10 @@ class _Leash:
         os._exit(self.stop.exit_code)
 
 
+def _listed(pids: list[int]) -> str:
+    return ", ".join(map(str, pids))
+
+
 @dataclass(frozen=True)
 class _Run:
     """One run of the demo."""
@@ -209,9 +213,16 @@ class _Run:
             self.stop.guard(Client(cluster, set_as_default=False)) as client,
         ):
             self.leash.cluster = cluster
-            return [self._phase(method, corpus, folder, client) for method in methods]
+            return [self._phase(method, corpus, folder, cluster, client) for method in methods]
 
-    def _phase(self, method: Method, corpus: Corpus, folder: Path, client: Client) -> Phase:
+    def _phase(
+        self,
+        method: Method,
+        corpus: Corpus,
+        folder: Path,
+        cluster: LocalCluster,
+        client: Client,
+    ) -> Phase:
         name = _PHASE_NAMES.get(method, method)
         own = folder / method
         own.mkdir()
@@ -220,6 +231,10 @@ class _Run:
             trainers = Trainers(self.demo.dp, self._arguments(service.address), own)
             self.leash.trainers = trainers
             with self.display.phase(name, self.demo.steps) as on_event, self.stop.guard(trainers):
+                workers, ranks = _listed(worker_pids(cluster)), _listed(trainers.pids)
+                self.display.say(
+                    f"{name}: workers {workers} (kill -9 one: the run goes on); trainers {ranks}"
+                )
                 for event in trainers.events():
                     on_event(event)
             # The trainers have closed their loaders, so that all they used is acknowledged.

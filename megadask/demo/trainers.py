@@ -105,6 +105,11 @@ class Trainers:
     ) -> None:
         self.stop()
 
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes, by rank."""
+        return [trainer.process.pid for trainer in self._trainers]
+
     def events(self) -> Iterator[Event]:
         """Yield what the trainers say until all have ended.
 

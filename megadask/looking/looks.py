@@ -182,9 +182,17 @@ class SourceLook:
             f"{self.name}: {row['read']:,} of {total} records read in {row['shards']:,} shards, "
             f"{row['records_per_s']:,.0f} records/s",
             "  " + ", ".join(f"{number:,} {name}" for name, number in self.verdicts.items()),
-            f"  tokens: mean {row['mean']:,.0f}, median {row['median']:,.0f}, 99% "
-            f"{row['p99']:,.0f}, longest {row['longest']:,}; {row['tokens_per_byte']:.3f} a byte",
         ]
+        if not self.num_read:
+            lines[1:] = ["  there is no record"]
+        elif not len(self.lengths):
+            lines.append("  no sample came of them")
+        else:
+            density = f"; {row['tokens_per_byte']:.3f} a byte" if self.record_bytes else ""
+            lines.append(
+                f"  tokens: mean {row['mean']:,.0f}, median {row['median']:,.0f}, 99% "
+                f"{row['p99']:,.0f}, longest {row['longest']:,}{density}"
+            )
         for name, ragged in self.items.items():
             if len(ragged.lengths_I):
                 lines.append(
@@ -327,7 +335,7 @@ def _rows(source: SourceLook, modality: str) -> list[list[int]]:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or value != value:  # NaN: nothing to divide by
         return ""
     if isinstance(value, float):
         return f"{value:,.3f}" if abs(value) < 10 else f"{value:,.0f}"

@@ -26,7 +26,9 @@ def plot_look(look: Look) -> Figure:
     }
     lengths = {name: source.lengths for name, source in look.items() if len(source.lengths)}
     count = 3 if items else 2
-    figure = Figure(figsize=(4.2 * count, 3.2), layout="constrained")
+    # Legends are below the axes: what is drawn reaches into all corners.
+    lines = max(1, len(lengths), len(items))
+    figure = Figure(figsize=(4.2 * count, 3.2 + 0.2 * lines), layout="constrained")
     axes: list[Axes] = list(figure.subplots(1, count, squeeze=False)[0])
     _histogram(axes[0], lengths)
     axes[0].set(title="Lengths", xlabel="tokens of a sample", ylabel="samples")
@@ -35,8 +37,8 @@ def plot_look(look: Look) -> Figure:
         axes[1].plot(rising_N, np.cumsum(rising_N) / max(1, rising_N.sum()), label=name)
     axes[1].set(
         title="Where the tokens are",
-        xlabel="tokens of a sample",
-        ylabel="share of the tokens in samples up to it",
+        xlabel="tokens of a sample, at most",
+        ylabel="share of the tokens",
         xscale="log",
         ylim=(0, 1),
     )
@@ -45,7 +47,7 @@ def plot_look(look: Look) -> Figure:
         axes[2].set(title="Items", xlabel="length of an item", ylabel="items")
     for ax in axes:
         if ax.get_legend_handles_labels()[1]:
-            ax.legend(fontsize="small")
+            ax.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.18))
     return figure
 
 

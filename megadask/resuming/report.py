@@ -16,6 +16,8 @@ import numpy as np
 Ident = tuple[str, int, int, int]
 #: A sample and the part of it: [start, stop).
 Span = tuple[Ident, int, int]
+#: Steps that are read behind the last place where a run is stopped.
+MORE_STEPS = 2
 #: So many different problems are printed.
 MOST_PROBLEMS = 3
 
@@ -224,9 +226,10 @@ class ResumeReport:
         if len(problems) > MOST_PROBLEMS:
             yield f"and {len(problems) - MOST_PROBLEMS} more problems"
         yield from (f"note: {note}" for note in self.notes)
-        of = f"{self.num_steps} steps{' to the end of the data' if self.ended else ''}"
+        end = "to the end of the data" if self.ended else f"({MORE_STEPS} behind the last stop)"
+        of = f"{self.num_steps} steps {end}"
         verdict = "resumes exactly" if self.ok else "does NOT resume exactly"
-        yield f"{verdict}: {len(self.cases)} runs beside one of {of}"
+        yield f"{verdict}: {len(self.cases)} runs beside an undisturbed one of {of}"
 
 
 def join(parts: Iterable[Mapping[int, list[Span]]]) -> dict[int, list[Span]]:

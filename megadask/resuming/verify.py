@@ -16,6 +16,7 @@ from megadask.pipeline import Pipeline
 from megadask.planner.errors import ConfigError, MegaDaskError
 from megadask.planner.topology import ClientPlaceTree
 from megadask.resuming.report import (
+    MORE_STEPS,
     Mark,
     Reading,
     ResumeCase,
@@ -25,8 +26,6 @@ from megadask.resuming.report import (
     join,
 )
 
-#: Steps that are read behind the last place where a run is stopped.
-MORE_STEPS = 2
 #: A pipeline of more ranks is verified with fewer.
 MOST_RANKS = 16
 

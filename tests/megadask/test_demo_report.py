@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,9 +137,19 @@ def test_the_verdict_compares() -> None:
     words = verdict(make_phase("assignment"), make_phase("arrival order", slow=3.0))
     assert words.startswith("assignment: the slowest rank computes 1.00 x the mean")
     assert "against 1.50 x in arrival order" in words
-    assert "that alone makes them 1.50 x as fast" in words
-    assert "2.67 x.\n" in words
+    assert "that alone would make them 1.50 x as fast" in words
+    assert "By the clock they are 2.67 x as fast" in words
     assert "the same 4 steps" in words
+
+
+def test_the_clock_says_the_same_in_the_table_and_below_it() -> None:
+    """Also where a few steps took much longer than the others."""
+    old, new = make_phase("arrival order", slow=3.0), make_phase("assignment")
+    slow = replace(old.ranks[0].steps[2], step_s=40.0)
+    steps = (*old.ranks[0].steps[:2], slow, *old.ranks[0].steps[3:])
+    old = replace(old, ranks=(replace(old.ranks[0], steps=steps), old.ranks[1]))
+    ratio = summarize(old).step_s / summarize(new).step_s
+    assert f"By the clock they are {ratio:.2f} x as fast" in verdict(new, old)
 
 
 def test_a_demo_that_held_its_promises_has_no_problems() -> None:

@@ -284,6 +284,48 @@ def test_the_command_takes_a_transform_of_ones_own(
     assert "longest 5" in capsys.readouterr().out
 
 
+def test_the_command_takes_what_a_module_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "declares_for_look.py").write_text(
+        "import megadask as md\n"
+        "def source(name, length, **options):\n"
+        "    data = md.readers.InMemory([{'tokens': [1] * length}] * 20)\n"
+        "    return md.Source(name, data, **options)\n"
+        "def pipeline():\n"
+        "    sources = [source('a', 3), source('b', 5, index='b.arrow')]\n"
+        "    batching = md.Packed(seq_len=8, global_batch=1)\n"
+        "    return md.Pipeline(sources=sources, batching=batching)\n"
+        "some = {'x': source('c', 7)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert command("declares_for_look:pipeline", "--records", "10", "--plot", "look.png") == 0
+    out = capsys.readouterr().out
+    assert all(words in out for words in ("a: 10 of 20", "b: 10 of 20", "longest 5"))
+    assert (tmp_path / "look.png").exists()
+    assert command("declares_for_look:some") == 0
+    assert "c: 20 of 20" in capsys.readouterr().out
+    assert command("declares_for_look:md") == 1
+    assert "declares_for_look:md is nothing to look at; got module" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        command("declares_for_look:some", "--tokens")
+    assert caught.value.code == 2
+    assert "of files" in capsys.readouterr().err
+
+
+def test_what_is_empty_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content, said in (("none", "", "there is no record"), ("bad", "x\n", "no sample")):
+        (tmp_path / f"{name}.jsonl").write_text(content)
+        assert command(str(tmp_path / f"{name}.jsonl")) == 1
+        shown = capsys.readouterr()
+        assert said in shown.out
+        assert "nan" not in shown.out
+        assert "no sample could be made" in shown.err
+    look = md.look(md.Source("a", md.readers.Jsonl(str(tmp_path / "none.jsonl"))))
+    assert "nan" not in look._repr_html_()
+
+
 def test_the_options_are_these_and_nothing_else() -> None:
     options = {a.dest: a.default for a in cli.parsers()[1]["look"]._actions if a.dest != "help"}
     assert options == {

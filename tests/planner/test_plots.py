@@ -56,3 +56,17 @@ def test_a_stream_is_drawn_by_way_of_placing(tmp_path: Path) -> None:
     assert all(texts)
     assert texts.count("none") == texts.count("greedy") == texts.count("assignment") == 3
     figure.savefig(tmp_path / "stream.png")
+
+
+def test_what_is_drawn_can_be_read() -> None:
+    """Legends lie beside the bars, and large times have their power of ten in the label."""
+    for pp in (1, 2):
+        figure = Trainer(pp=pp).run(LOADS * 10**12).plot()
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
+        assert axes.get_legend().get_window_extent().x1 <= figure.bbox.x1
+        assert any("1e12 x unit of the cost" in text for text in words(figure))
+        axis = axes.yaxis if pp == 1 else axes.xaxis
+        assert not axis.get_offset_text().get_text()
+        assert all(len(label.get_text()) < 5 for label in axis.get_ticklabels())

@@ -95,6 +95,9 @@ def test_the_demo_trains_and_accounts_for_every_sample(tmp_path: Path) -> None:
     err, lines = run.stderr.read_text(), run.stdout.read_text().splitlines()
     assert code == 0, err
     assert "Traceback" not in err
+    named = re.findall(r"workers (\d+), (\d+) .*? trainers (\d+), (\d+)", " ".join(err.split()))
+    assert len(named) == 2
+    assert all(len(set(pids)) == 4 for pids in named)
     assert lines[0].split() == ["arrival", "order", "assignment"]
     table = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines[2 : lines.index("")])
     figures = {label: line.split() for label, line in table.items()}

@@ -44,7 +44,9 @@ def test_a_good_pipeline_by_its_command() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     lines = done.stdout.splitlines()
-    assert lines[-1] == "resumes exactly: 6 runs beside one of 6 steps"
+    assert lines[-1] == (
+        "resumes exactly: 6 runs beside an undisturbed one of 6 steps (2 behind the last stop)"
+    )
     stops = [line.partition("  ")[0] for line in lines[2:8]]
     assert stops == [s for s in ("inside a step", "between steps", "after the last") for _ in "12"]
     assert sum("dp=4" in line for line in lines) == 3
