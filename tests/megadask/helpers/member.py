@@ -97,7 +97,9 @@ def save_and_load(job: dict[str, Any], group: Any) -> Any:
 
 def connect(job: dict[str, Any], group: Any) -> md.Loader:
     options = {"timeout": 30.0, **job.get("options", {})}
-    return md.connect(job["address"], job["service"], group=group, **options)
+    # Where the mesh has as many ranks as torch.distributed, the rank is that of this.
+    rank = None if dist.get_world_size() == job["world"] else dist.get_rank()
+    return md.connect(job["address"], job["service"], rank=rank, group=group, **options)
 
 
 def do(job: dict[str, Any], rank: int) -> Any:
