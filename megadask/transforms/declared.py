@@ -30,9 +30,11 @@ from megadask.transforms.codes import Kind, Names, names_of, source_of
 from megadask.transforms.values import (
     CONTAINERS,
     all_plain,
+    attribute,
     fields_of,
     flat_text,
     is_own,
+    large_data,
     plain_text,
     qualified_name,
     type_name,
@@ -40,6 +42,8 @@ from megadask.transforms.values import (
 
 #: How deep objects are looked into; deeper ones count by their class.
 _MOST_DEPTH = 40
+#: Most functions that are looked into; further ones count by their name.
+_MOST_FUNCTIONS = 1000
 #: Longer texts are hashed.
 _MOST_TEXT = 200
 _GENERATORS = ("__dataclass_fields__", "__attrs_attrs__", "__pydantic_fields__", "_fields")
@@ -135,7 +139,7 @@ class Encoder:
             "keywords": self.text(function.__kwdefaults__, home),
             "closure": self._pairs(_closure(function, names), home),
         }
-        if is_own(module, home):
+        if is_own(module, home) and len(self.met) < _MOST_FUNCTIONS:
             outer, _, name = function.__qualname__.rpartition(".")
             is_method = bool(outer) and not outer.endswith("<locals>")
             self.met.append(Met(name, module, names, is_method))
@@ -165,7 +169,7 @@ class Encoder:
                 continue
             while rest and isinstance(value, ModuleType) and is_own(value.__name__, module):
                 path = f"{path}.{rest[0]}"
-                value = getattr(value, rest.pop(0), None)
+                value = attribute(value, rest.pop(0))
             yield path, value
 
     def _class(self, cls: type, home: str) -> str:
@@ -199,6 +203,9 @@ class Encoder:
 
     def _content(self, value: Any, home: str) -> str | None:
         """Write what a container holds; None for what is no container."""
+        data = large_data(value)
+        if data is not None:
+            return data
         if isinstance(value, dict | MappingProxyType):
             if all_plain(value) and all_plain(value.values()):
                 return repr(sorted((repr(key), repr(one)) for key, one in value.items()))
@@ -255,7 +262,7 @@ _WRITERS: tuple[tuple[Any, _Writer], ...] = (
 
 def own_fingerprint(value: Any) -> str | None:
     """Return what an object says of itself; None where it does not say it."""
-    if isinstance(value, type) or not callable(getattr(value, "fingerprint", None)):
+    if isinstance(value, type) or not callable(attribute(value, "fingerprint")):
         return None
     try:
         said = value.fingerprint()

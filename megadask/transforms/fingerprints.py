@@ -16,7 +16,7 @@ from typing import Any
 
 from megadask.transforms.codes import Kind
 from megadask.transforms.declared import Changes, Encoder, Met, own_fingerprint
-from megadask.transforms.values import qualified_name, type_name
+from megadask.transforms.values import attribute, qualified_name, type_name
 
 #: Methods that make an object: what they assign is declared.
 _MAKING = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__setstate__"}
@@ -81,8 +81,8 @@ def _home(transform: Any) -> str:
         return _home(transform.func)
     if isinstance(transform, MethodType):
         return _home(transform.__self__)
-    named = transform if hasattr(transform, "__qualname__") else type(transform)
-    return str(getattr(named, "__module__", None))
+    is_named = attribute(transform, "__qualname__") is not None
+    return str(attribute(transform if is_named else type(transform), "__module__"))
 
 
 def _name(transform: Any) -> str:

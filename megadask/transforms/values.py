@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import datetime
 import hashlib
+import json
 import re
 import sys
 from collections import deque
@@ -13,7 +14,7 @@ from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +25,8 @@ _PLAIN = {
     *(type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...), Decimal),
     *(Fraction, UUID, datetime.date, datetime.time, datetime.datetime, datetime.timedelta),
 }
+#: Members of a container that is large.
+_LARGE = 1000
 #: Values with content that code can change.
 CONTAINERS = (dict, list, set, deque, bytearray, np.ndarray)
 
@@ -31,6 +34,19 @@ CONTAINERS = (dict, list, set, deque, bytearray, np.ndarray)
 def all_plain(values: Any) -> bool:
     """Whether the repr of each of some values tells all of it."""
     return set(map(type, values)) <= _PLAIN
+
+
+def large_data(value: Any) -> str | None:
+    """Return a large table of plain values as JSON, None where it is something else.
+
+    Faster than value by value, and keys that are no texts are not told from texts.
+    """
+    if type(value) not in (list, tuple, dict) or len(value) < _LARGE:
+        return None
+    try:
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def plain_text(value: Any) -> str | None:
@@ -69,12 +85,18 @@ def qualified_name(value: Any) -> str:
     """Return the name of a module, a class or a function, of anything else that of its class."""
     if isinstance(value, ModuleType):
         return value.__name__
-    named = value if isinstance(value, type | FunctionType | BuiltinFunctionType) else None
-    if named is None and isinstance(getattr(value, "__qualname__", None), str):
-        named = value  # such as str.upper
-    if named is None:
+    name = attribute(value, "__qualname__")
+    if not isinstance(name, str):
         return type_name(value)
-    return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
+    return f"{attribute(value, '__module__') or 'builtins'}.{name}"
+
+
+def attribute(value: Any, name: str) -> Any:
+    """Return an attribute, None where there is none: objects may raise anything when asked."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
 
 
 def type_name(value: Any) -> str:
