@@ -103,6 +103,7 @@ def index(
     """
     check_integer("index(workers=)", workers, 1)
     spec = _spec(source, pipeline)
+    header = header_of(spec, source.transform_text)  # as declared: not yet used
     (url,) = absolute(os.fspath(path))
     counts = dict.fromkeys(Verdict, 0)
     num_tokens, reason = 0, None
@@ -127,7 +128,7 @@ def index(
                         reason = next((r for r in batch.column("reason").to_pylist() if r), None)
                 if progress is not None:
                     progress(len(num_batches), total)
-        _publish(url, held, schema_of(spec, {**header_of(spec), "batches": num_batches}))
+        _publish(url, held, schema_of(spec, {**header, "batches": num_batches}))
     return Indexed(
         url=url,
         num_shards=total,
@@ -216,10 +217,11 @@ def _bare(source: Source) -> Source:
 def _shards(spec: SourceSpec, workers: int) -> Iterator[Iterator[Iterable[pa.RecordBatch]]]:
     """Yield the batches of each shard in order, made here or in so many processes."""
     shards = range(len(spec.reader.shards()))
-    if workers == 1:
-        yield map(partial(index_shard, spec), shards)
-        return
     blob = cloudpickle.dumps(spec)
+    if workers == 1:
+        # A copy, as in other processes: what use makes of the transform stays with it.
+        yield map(partial(index_shard, cloudpickle.loads(blob)), shards)
+        return
     # Not forked: threads of Arrow and of tokenizers do not live on in a fork.
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_take, initargs=(blob,)
