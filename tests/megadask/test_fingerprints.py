@@ -428,3 +428,18 @@ def test_it_shows_the_numbers_that_differ() -> None:
     prints = [transform_fingerprint(partial(_Deep, inner=n)) for n in (50, 57)]
     assert "inner=50" in prints[0]
     assert "inner=57" in prints[1]
+
+
+def test_tokenizers_count_by_what_they_do() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+
+    def made(*words: str) -> Any:
+        vocabulary = {word: number for number, word in enumerate(words)}
+        model = tokenizers.models.WordLevel(vocabulary, unk_token=words[0])
+        return tokenizers.Tokenizer(model)
+
+    one, same, other = made("a", "b"), made("a", "b"), made("a", "c")
+    prints = [transform_fingerprint(_Deep(tokenizer)) for tokenizer in (one, same, other)]
+    assert prints[0] == prints[1] != prints[2]
+    one.enable_truncation(5)  # as calls of transformers do
+    assert transform_fingerprint(_Deep(one)) == prints[0]
