@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
 import operator
 from collections import deque
@@ -181,7 +182,9 @@ class Encoder:
         members = {
             f"{one.__qualname__}.{key}": member for one in own for key, member in _members(one)
         }
-        kept = self._kept("attribute", members)
+        functions = {key: one for key, one in members.items() if isinstance(one, FunctionType)}
+        others = {key: one for key, one in members.items() if key not in functions}
+        kept = [*functions.items(), *self._kept("attribute", others)]
         return f"class {name} {bases}{self._pairs(kept, cls.__module__)}"
 
     def _instance(self, value: Any, home: str) -> str:
@@ -191,7 +194,8 @@ class Encoder:
 
     def _foreign(self, value: Any, home: str) -> str:
         """Write an object of another package: what is known of its kind, and its functions."""
-        backend = getattr(value, "backend_tokenizer", value)
+        is_wrapped = hasattr(type(value), "backend_tokenizer")  # of transformers
+        backend = value.backend_tokenizer if is_wrapped else value
         if type(backend).__module__.partition(".")[0] == "tokenizers":
             return f"{type_name(value)} {tokenizer_digest(backend)}"
         fields = fields_of(value)
@@ -262,9 +266,9 @@ _WRITERS: tuple[tuple[Any, _Writer], ...] = (
 
 def own_fingerprint(value: Any) -> str | None:
     """Return what an object says of itself; None where it does not say it."""
-    if isinstance(value, type) or not callable(attribute(value, "fingerprint")):
-        return None
     try:
+        if isinstance(value, type) or inspect.getattr_static(value, "fingerprint", None) is None:
+            return None
         said = value.fingerprint()
     except Exception:  # a method of this name that is something else
         return None
