@@ -217,11 +217,10 @@ def _bare(source: Source) -> Source:
 def _shards(spec: SourceSpec, workers: int) -> Iterator[Iterator[Iterable[pa.RecordBatch]]]:
     """Yield the batches of each shard in order, made here or in so many processes."""
     shards = range(len(spec.reader.shards()))
-    blob = cloudpickle.dumps(spec)
     if workers == 1:
-        # A copy, as in other processes: what use makes of the transform stays with it.
-        yield map(partial(index_shard, cloudpickle.loads(blob)), shards)
+        yield map(partial(index_shard, spec), shards)
         return
+    blob = cloudpickle.dumps(spec)
     # Not forked: threads of Arrow and of tokenizers do not live on in a fork.
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_take, initargs=(blob,)
