@@ -11,12 +11,12 @@ from typing import Any
 
 import cloudpickle
 
+from megadask.components import components_of, has_grown
 from megadask.indexing.known import known_reader
 from megadask.planner.batching import Batching
 from megadask.planner.checks import check_integer
 from megadask.planner.draw import DrawRules, Stop
 from megadask.planner.errors import ConfigError
-from megadask.planner.fingerprint import fingerprint
 from megadask.planner.graph import DGraph, recorded
 from megadask.planner.mesh import check_mesh
 from megadask.planner.schedule import Schedule, StepSchedule
@@ -25,7 +25,6 @@ from megadask.planner.topology import ClientPlaceTree
 from megadask.saved import another_pipeline, differences
 from megadask.scheduling.assemble import ARRAY_KEYS
 from megadask.scheduling.items import item_keys
-from megadask.scheduling.reading import fingerprint_shards
 from megadask.scheduling.spec import Limits, RunSpec, SourceSpec
 from megadask.source import Source
 from megadask.transforms import transform_fingerprint, wants_rng
@@ -174,31 +173,8 @@ class Pipeline:
 
     @cached_property
     def components(self) -> dict[str, str]:
-        """Digests of everything that the draw depends on, by name: what a resume compares."""
-        parts: dict[str, str] = {
-            "batching": fingerprint(self.batching),
-            "mixture": f"{self.mixture.fingerprint()} by {self.frozen_strategy.mix_by}",
-            "reading": f"epochs={self.epochs}, stop={self.stop}, window={self.window}, "
-            f"patience={self.patience}",
-            "seed": str(self.seed),
-            "deferral": self._deferral_text,
-        }
-        for source in self.sources:
-            shards = source.reader.shards()
-            declared = {
-                "transform": transform_fingerprint(source.transform),
-                "lanes": source.num_lanes,
-                "on_error": _on_error_text(source),
-                "payload": [source.extras, source.modalities, source.size],
-                "num_shards": len(shards),
-                "shards": fingerprint_shards(shards),
-            }
-            if source.shuffle:
-                declared["shuffle"] = source.block_rows
-            if source.length_column:
-                declared["lengths"] = [source.length_column, source.loss_column]
-            parts[f"source {source.name}"] = json.dumps(declared)
-        return parts
+        """Texts of everything that the draw depends on, by name: what a resume compares."""
+        return components_of(self)
 
     @cached_property
     def digest(self) -> str:
@@ -284,14 +260,6 @@ class Pipeline:
     def _has_tokens(self) -> bool:
         return any(source.size is None for source in self.sources)
 
-    @property
-    def _deferral_text(self) -> str:
-        deferral = self.rules.deferral
-        if deferral is None:
-            return "none"
-        cost = fingerprint(deferral.cost)
-        return f"steps={deferral.steps}, ways={deferral.ways}, cost {cost}"
-
     def _check_sources(self) -> None:
         for source in self.sources:
             if not isinstance(source, Source):
@@ -363,21 +331,4 @@ class Pipeline:
     def _has_grown(self, name: str, was: str) -> bool:
         """Whether a source is what it was, with more shards behind the old ones."""
         source = next((source for source in self.sources if source.name == name), None)
-        if source is None:
-            return False
-        old = json.loads(was)
-        shards = source.reader.shards()
-        now = json.loads(self.components[f"source {name}"])
-        kept = (old.keys() | now.keys()) - {"num_shards", "shards"}
-        return (
-            all(old.get(key) == now.get(key) for key in kept)
-            and not source.shuffle
-            and old["num_shards"] <= len(shards)
-            and old["shards"] == fingerprint_shards(shards[: old["num_shards"]])
-        )
-
-
-def _on_error_text(source: Source) -> str:
-    """Return a text that differs where other records would be skipped."""
-    on_error = source.on_error
-    return on_error if isinstance(on_error, str) else transform_fingerprint(on_error)
+        return source is not None and has_grown(source, was, self.components[f"source {name}"])

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from megadask.planner.errors import StateError
 from megadask.scheduling.point import Point
 
-VERSION = 1
+VERSION = 2
+#: Instead of what one side lacks.
+MISSING = "missing"
+#: Components whose parts bear the names of a pipeline's own parameters.
+_OF_PIPELINE = ("batching", "reading")
+#: Keys, and the text of each side.
+Difference = tuple[tuple[str, ...], str, str]
 
 
 def to_saved(components: Mapping[str, str], point: Point) -> dict[str, Any]:
@@ -24,13 +30,45 @@ def to_saved(components: Mapping[str, str], point: Point) -> dict[str, Any]:
 
 
 def differences(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Return the components in which two pipelines differ, each with both sides."""
+    """Return the components in which two pipelines differ, each with what differs on both sides."""
     names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
-    return {
-        name: f"{name}: {was.get(name, 'missing')} in the state, "
-        f"{now.get(name, 'missing')} in the pipeline"
-        for name in names
-    }
+    found = {}
+    for name in names:
+        path = () if name in _OF_PIPELINE else (name,)
+        lines = [
+            f"{': '.join(keys)}: {left} in the state, {right} in the pipeline"
+            for keys, left, right in differing(_parsed(was, name), _parsed(now, name), path)
+        ]
+        if lines:  # else the same in another order
+            found[name] = "; ".join(lines)
+    return found
+
+
+def differing(was: Any, now: Any, path: tuple[str, ...] = ()) -> Iterator[Difference]:
+    """Yield what differs between two values of JSON: under which keys, and both sides as texts."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in {**was, **now}:
+            yield from differing(was.get(key, MISSING), now.get(key, MISSING), (*path, key))
+    elif was != now:
+        yield path, _shown(was, now), _shown(now, was)
+
+
+def _parsed(components: Mapping[str, str], name: str) -> Any:
+    text = components.get(name)
+    if text is None:
+        return MISSING
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _shown(value: Any, other: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if other == MISSING and isinstance(value, dict):
+        return "declared"
+    return str(value) if value is None else json.dumps(value)
 
 
 def another_pipeline(found: Mapping[str, str], remedy: str) -> StateError:

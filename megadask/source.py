@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from megadask.indexing.known import check_known
@@ -16,7 +17,7 @@ from megadask.scheduling.lanes import shards_of
 from megadask.scheduling.policy import Action, OnError
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.shuffle import BLOCK_ROWS
-from megadask.transforms import Transform
+from megadask.transforms import Transform, transform_fingerprint
 from megadask.transforms.columns import check_columns, lean, needed_columns, with_columns
 
 
@@ -159,6 +160,15 @@ class Source:
     def num_lanes(self) -> int:
         """Lanes that the source is read in, at most one for each shard."""
         return min(self.lanes, len(self.reader.shards()))
+
+    @cached_property
+    def transform_text(self) -> str:
+        """What tells the transform from others, as it was when a pipeline first had the source.
+
+        Taken once: pipelines are made of their sources again (for another topology) while these
+        are in use.
+        """
+        return transform_fingerprint(self.transform)
 
     @property
     def first_loaders(self) -> int:

@@ -160,7 +160,7 @@ class PlannerActor:
                 f"step {drawn.step} was drawn otherwise when its state was saved",
                 got=digest,
                 limit=self._rest.draw_digest,
-                remedy="The data or the pipeline changed in between; resume from a whole step.",
+                remedy="The data or the pipeline changed in between; serve those that saved it.",
             )
         plan = await asyncio.to_thread(
             place_rest,

@@ -13,6 +13,7 @@ import pytest
 import megadask as md
 from megadask.header import origin_of
 from megadask.planner.plan import Plan
+from megadask.saved import VERSION
 from megadask.scheduling.journal import Journal
 from megadask.scheduling.kept import last
 
@@ -72,7 +73,7 @@ def test_states_plans_and_journals_that_are_pickles_are_refused(tmp_path: Path) 
     source = md.Source("a", md.readers.InMemory([{"tokens": [1, 2]}]))
     pipeline = md.Pipeline(sources=[source], batching=md.Packed(seq_len=8, global_batch=1))
     for point in (trap.hex(), trap.decode("latin-1")):
-        state = {"version": 1, "point": point, "pipeline": json.dumps(pipeline.components)}
+        state = {"version": VERSION, "point": point, "pipeline": json.dumps(pipeline.components)}
         with pytest.raises(md.errors.StateError):
             origin_of(pipeline, state)
     journal = Journal(str(tmp_path / "run"))

@@ -103,6 +103,7 @@ def index(
     """
     check_integer("index(workers=)", workers, 1)
     spec = _spec(source, pipeline)
+    header = header_of(spec, source.transform_text)  # as declared: not yet used
     (url,) = absolute(os.fspath(path))
     counts = dict.fromkeys(Verdict, 0)
     num_tokens, reason = 0, None
@@ -127,7 +128,7 @@ def index(
                         reason = next((r for r in batch.column("reason").to_pylist() if r), None)
                 if progress is not None:
                     progress(len(num_batches), total)
-        _publish(url, held, schema_of(spec, {**header_of(spec), "batches": num_batches}))
+        _publish(url, held, schema_of(spec, {**header, "batches": num_batches}))
     return Indexed(
         url=url,
         num_shards=total,

@@ -75,7 +75,7 @@ def known_reader(source: Source, spec: SourceSpec) -> Reader | None:
             return None
         from megadask.indexing.sidecar import open_index
 
-        return open_index(os.fspath(source.index), spec)
+        return open_index(os.fspath(source.index), spec, source.transform_text)
     if source.length_column is None:
         return None
     if spec.form.num_sequences > 1:

@@ -21,9 +21,9 @@ from megadask.planner.errors import ConfigError
 from megadask.planner.ids import Verdict
 from megadask.readers.paths import absolute
 from megadask.readers.storage import ARROW_ERRORS, is_storage_error, open_arrow
+from megadask.saved import differing
 from megadask.scheduling.known import Entry
 from megadask.scheduling.reading import BadRecord, Reader, Shard, TruncatedShard
-from megadask.transforms import transform_fingerprint
 
 if TYPE_CHECKING:
     from megadask.scheduling.samples import Form
@@ -37,15 +37,15 @@ _HEADER = b"megadask.index"
 _ITEMS, _SCALAR = "items:", "scalar:"
 
 
-def header_of(spec: SourceSpec) -> dict[str, Any]:
-    """Return what an index of a source says of itself."""
+def header_of(spec: SourceSpec, transform: str) -> dict[str, Any]:
+    """Return what an index of a source says of itself, whose transform has this fingerprint."""
     return {
         "version": VERSION,
         "megadask": megadask.__version__,
         "id": uuid.uuid4().hex,
         "source": spec.name,
         "data": spec.reader.fingerprint(),
-        "transform": transform_fingerprint(spec.transform),
+        "transform": transform,
         "samples": _form(spec.form),
         "scalars": list(spec.scalars),
     }
@@ -144,8 +144,10 @@ class IndexReader:
             raise _no_index(self.url, error) from error
 
 
-def open_index(path: str, spec: SourceSpec) -> IndexReader:
+def open_index(path: str, spec: SourceSpec, transform: str) -> IndexReader:
     """Return the reader of an index, having checked that it tells of this source.
+
+    ``transform`` is the fingerprint of its transform.
 
     Raises ConfigError naming what it is an index of instead.
     """
@@ -162,7 +164,7 @@ def open_index(path: str, spec: SourceSpec) -> IndexReader:
         if is_storage_error(error):
             raise
         raise _no_index(url, error) from error
-    wanted = header_of(spec)
+    wanted = header_of(spec, transform)
     for what, words in (
         ("version", "is written in another version of the format"),
         ("data", "is one of other data"),
@@ -170,7 +172,7 @@ def open_index(path: str, spec: SourceSpec) -> IndexReader:
         ("samples", "was made for samples that hold something else"),
     ):
         if header.get(what) != wanted[what]:
-            raise _wrong(spec, url, words, header.get(what), wanted[what], header)
+            raise _wrong(spec, url, words, *_unlike(header.get(what), wanted[what]), header)
     missing = [name for name in spec.scalars if name not in header["scalars"]]
     if missing:
         raise _wrong(spec, url, "lacks scalars", header["scalars"], missing, header)
@@ -179,6 +181,14 @@ def open_index(path: str, spec: SourceSpec) -> IndexReader:
         got = f"{len(header['batches'])} shards in {num_batches} batches"
         raise _wrong(spec, url, "is damaged", got, f"{len(spec.reader.shards())} shards", header)
     return IndexReader(url=url, reader=spec.reader, ident=header["id"], first_batches=first_batches)
+
+
+def _unlike(was: Any, wanted: Any) -> tuple[str, str]:
+    """Return both sides where they differ, as texts."""
+    found = list(differing(was, wanted))
+    told = [(": ".join([*keys, ""]), left, right) for keys, left, right in found]
+    got, limit = (", ".join(f"{one[0]}{one[side]}" for one in told) for side in (1, 2))
+    return got, limit
 
 
 def _wrong(

@@ -12,6 +12,10 @@ chain.py         several transforms, one after another
 batched.py       functions of several records at once
 
 columns.py           which columns a transform reads
+fingerprints.py      a text that differs where results would
+declared.py          what a declared object goes by, as a text
+codes.py             what code reads, and what it changes while it runs
+values.py            texts of plain values, names of others
 tokenizer_files.py   tokenizers from files, objects and JSON
 """
 
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from megadask.transforms.batched import Batched
     from megadask.transforms.bytes import Bytes
     from megadask.transforms.chain import Chain
+    from megadask.transforms.fingerprints import transform_fingerprint
     from megadask.transforms.images import DecodeImage
     from megadask.transforms.instruct import CHATML, Chat, Group, Preference, PromptResponse, Turn
     from megadask.transforms.placeholders import Placeholders
@@ -36,7 +41,6 @@ if TYPE_CHECKING:
         TextEncoder,
         Transform,
         TransformError,
-        transform_fingerprint,
         wants_rng,
     )
     from megadask.transforms.video import Frames
@@ -87,7 +91,7 @@ _HOMES = {
     "Transform": "transform",
     "TransformError": "transform",
     "Turn": "instruct",
-    "transform_fingerprint": "transform",
+    "transform_fingerprint": "fingerprints",
     "wants_rng": "transform",
 }
 

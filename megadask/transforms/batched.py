@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
-from megadask.transforms.transform import Record, Results, Sample, transform_fingerprint
+from megadask.transforms.fingerprints import transform_fingerprint
+from megadask.transforms.transform import Record, Results, Sample
 
 
 class Batched:

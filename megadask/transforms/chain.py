@@ -10,12 +10,12 @@ import numpy as np
 
 from megadask.planner.errors import ConfigError
 from megadask.transforms.columns import chain_columns, chain_needs
+from megadask.transforms.fingerprints import transform_fingerprint
 from megadask.transforms.transform import (
     Record,
     Results,
     Sample,
     Transform,
-    transform_fingerprint,
     wants_rng,
 )
 

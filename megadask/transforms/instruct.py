@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megadask.planner.errors import ConfigError
+from megadask.transforms.fingerprints import transform_fingerprint
 from megadask.transforms.transform import (
     NeedsColumns,
     Record,
@@ -25,7 +26,6 @@ from megadask.transforms.transform import (
     TransformError,
     column_of,
     text_of,
-    transform_fingerprint,
 )
 
 

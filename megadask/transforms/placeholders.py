@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.transforms.bytes import Bytes
+from megadask.transforms.fingerprints import transform_fingerprint
 from megadask.transforms.transform import (
     Record,
     Sample,
     TextEncoder,
     TransformError,
-    transform_fingerprint,
 )
 
 

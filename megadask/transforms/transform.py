@@ -7,11 +7,7 @@ models it holds ``tokens``, a 1-D integer array, and maybe ``loss_mask``, one bo
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import hashlib
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -99,34 +95,6 @@ def wants_rng(transform: Transform) -> bool:
     except (TypeError, ValueError):  # some builtins have no signature
         return False
     return "rng" in parameters
-
-
-def transform_fingerprint(transform: Any) -> str:
-    """Return a text that differs where the results of a transform would, as far as can be seen.
-
-    That is its own ``fingerprint()``; else a dataclass's fields, a function's source, or at least
-    the name of its class. Values that a function closes over are not seen.
-    """
-    if isinstance(transform, Fingerprinted):
-        return transform.fingerprint()
-    if isinstance(transform, functools.partial):
-        bound = [_repr(value) for value in transform.args]
-        bound += [f"{name}={_repr(value)}" for name, value in sorted(transform.keywords.items())]
-        return f"partial({', '.join([transform_fingerprint(transform.func), *bound])})"
-    if dataclasses.is_dataclass(transform):
-        return f"{type(transform).__module__}.{_repr(transform)}"
-    named: Any = transform if hasattr(transform, "__qualname__") else type(transform)
-    name = f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
-    try:
-        source = inspect.getsource(named)
-    except (OSError, TypeError):
-        return name
-    return f"{name}@{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-
-
-def _repr(value: object) -> str:
-    """Return the repr without addresses, which are others in every process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def column_of(record: Record, column: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from pathlib import Path
@@ -17,7 +18,7 @@ sources:
     transform: {Bytes: {column: text, eos: false}}
   code:
     reader: {Jsonl: {paths: [code.jsonl]}}
-    transform: {Chain: ["builtins:dict", {Bytes: text}]}
+    transform: {Chain: ["copy:copy", {Bytes: text}]}
     lanes: 2
     modalities: [image]
 topology: {dp: 2, cp: 2}
@@ -59,7 +60,7 @@ def test_a_file_declares_what_python_does() -> None:
     code = md.Source(
         "code",
         md.readers.Jsonl(["code.jsonl"]),
-        transform=md.transforms.Chain(dict, md.transforms.Bytes("text")),
+        transform=md.transforms.Chain(copy.copy, md.transforms.Bytes("text")),
         lanes=2,
         modalities=("image",),
     )
@@ -96,7 +97,7 @@ def test_a_strategy_may_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("lanes: 2", "lane: 2", "sources.code"),
         ("lanes: 2", "lanes: 0", "lanes="),
         ("column: text", "colunm: text", "sources.web.transform.Bytes"),
-        ("builtins:dict", "no_such_module:name", "no_such_module:name"),
+        ("copy:copy", "no_such_module:name", "no_such_module:name"),
         ("distribute: dp", "distribte: dp", "distribte"),
         ("distribute: dp", "distribute: dq", "dq"),
         ("hidden: 64", "hiden: 64", "strategy.cost.Transformer"),

@@ -511,16 +511,16 @@ def _other(change: str) -> tuple[md.Pipeline, tuple[str, str]]:
     if change == "seed":
         return make(seed=7), ("seed: 0", "7")
     if change == "batching":
-        return make(seq_len=64), ("batching", "batching")
+        return make(seq_len=64), ("seq_len: 128 in", "64 in")
     if change == "epochs":
-        return make(epochs=3), ("epochs=2", "epochs=3")
+        return make(epochs=3), ("epochs: 2 in", "3 in")
     if change == "mixture":
-        return make(strategy=_heavy_a), ("mixture", "mixture")
+        return make(strategy=_heavy_a), ("mixture: weights: ", "5.0 in")
     if change == "lanes":
         data = {"sources": {"lanes": 2}}
-        return pipeline(DATA, epochs=2, **data), ('"lanes": 3', '"lanes": 2')
+        return pipeline(DATA, epochs=2, **data), ("source a: lanes: 3 in", "2 in")
     if change == "transform":
-        return pipeline(DATA, epochs=2, sources={"transform": unfold_masked}), ("unfold@", "masked")
+        return pipeline(DATA, epochs=2, sources={"transform": unfold_masked}), ("unfold(", "masked")
     if change == "records":
         other = corpus({"a": 41, "b": 25, "c": 10}, longest=300)
         return pipeline(other, epochs=2), ("source a", "source a")
