@@ -315,7 +315,7 @@ def test_the_command_takes_what_a_module_declares(
 
 
 def test_what_is_empty_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, content, said in (("none", "", "there is no record"), ("bad", "x\n", "no sample")):
+    for name, content, said in (("none", "\n", "there is no record"), ("bad", "x\n", "no sample")):
         (tmp_path / f"{name}.jsonl").write_text(content)
         assert command(str(tmp_path / f"{name}.jsonl")) == 1
         shown = capsys.readouterr()
