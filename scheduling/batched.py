@@ -27,7 +27,7 @@ BATCH_RECORDS = 64
 BATCH_BYTES = 64 * 2**10
 #: Most records of the first batch of a shard.
 FIRST_RECORDS = 4
-#: Multiples of it, but for the whole, spread evenly over 0 to 1, however many there are.
+#: Multiples of it, without their whole part, lie evenly in 0 to 1, however many there are.
 _GOLDEN = (5**0.5 - 1) / 2
 #: Reading ahead stops after so long: a slow medium must not look like a lost loader.
 AHEAD_S = 1.0
@@ -60,40 +60,45 @@ def check_batches(source: str, transform: Any) -> None:
             check_integer(f"Source({source!r}, transform=): its {name}", value, 1)
 
 
-def batch_sizes(spec: SourceSpec, lane: int) -> Iterator[int]:
-    """Yield how many records of a shard of a lane to transform at a time.
+def batch_shares(spec: SourceSpec, lane: int) -> Iterator[float]:
+    """Yield how much of a whole batch of a shard of a lane to transform at a time, in (0, 1].
 
-    Few at first: the first samples are waited for, and shards of several lanes often begin
-    together. And lanes, which are read in turn, have other numbers each: else all of them would
-    need another batch in the same step, which would wait for hundreds of records not its own.
+    Little at first, then twice as much each time: the first samples are waited for, and shards of
+    several lanes often begin together. Whole batches begin at another place in each lane: lanes are
+    read in turn, and else all of them would need another batch in the same step, which would wait
+    for hundreds of records not its own.
     """
-    most = _most(spec)
-    share = 1 - (lane * _GOLDEN % 1) / 2
-    size = min(FIRST_RECORDS, most)
-    while True:
-        yield max(1, round(share * size))
-        size = min(2 * size, most)
+    place = lane * _GOLDEN % 1
+    left = place or 1.0
+    part = min(1.0, FIRST_RECORDS / _most(spec)) * (1 - place / 2)
+    while left:
+        share = min(part, left)
+        yield share
+        left -= share
+        part *= 2
+    yield from repeat(1.0)
 
 
 def transformed_ahead(
-    spec: SourceSpec, rows: Iterator[Row], sizes: Iterator[int] | None = None
+    spec: SourceSpec, rows: Iterator[Row], shares: Iterator[float] | None = None
 ) -> Iterator[Row]:
     """Yield rows, (..., record), with an `Outcome` in the place of the record where there is one.
 
     Reads a batch ahead. What reading fails with is raised in its turn, behind the rows before it.
-    sizes: most records of each batch; None for as many as the transform takes.
+    shares: how much of a whole batch each one is, in records and in bytes; None for all of it.
     """
     batch = getattr(spec.transform, "batch", None)
     if spec.wants_rng or not callable(batch):
         yield from rows
         return
-    sizes = sizes or repeat(_most(spec))
-    most_bytes = _at_least_1(spec, "batch_bytes", BATCH_BYTES)
+    shares = shares or repeat(1.0)
+    whole, whole_bytes = _most(spec), _at_least_1(spec, "batch_bytes", BATCH_BYTES)
     is_over = False
     while not is_over:
         held: list[Row] = []
         failure: Exception | None = None
-        most, num_bytes, deadline = next(sizes), 0, time.monotonic() + AHEAD_S
+        share, num_bytes, deadline = next(shares), 0, time.monotonic() + AHEAD_S
+        most, most_bytes = round(share * whole), share * whole_bytes
         while not held or (len(held) < most and num_bytes < most_bytes):
             try:
                 row = next(rows)

@@ -17,7 +17,7 @@ from typing import Any
 
 from megadask.planner.ids import Verdict
 from megadask.planner.state import LaneCursor
-from megadask.scheduling.batched import Outcome, batch_sizes, transformed_ahead
+from megadask.scheduling.batched import Outcome, batch_shares, transformed_ahead
 from megadask.scheduling.errors import SourceError, noted, told
 from megadask.scheduling.known import Entry
 from megadask.scheduling.policy import skips
@@ -96,7 +96,7 @@ def _read(
     for shard in range(start.shard, len(shards)):
         name = spec.reader.shards()[shards[shard]].name
         rows = ordered_rows(spec, reader, epoch, shards[shard], first_row)
-        for row, place, record in transformed_ahead(spec, rows, batch_sizes(spec, lane)):
+        for row, place, record in transformed_ahead(spec, rows, batch_shares(spec, lane)):
             at = LaneCursor(position=position, shard=shard, row=row)
             read = judge(spec, epoch, lane, at, record, where_is(name, place))
             failures = check_failures(spec, failures, read.reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,13 @@ from tokenizers import models, pre_tokenizers
 from megadask.planner.errors import ConfigError
 from megadask.planner.state import LaneCursor
 from megadask.scheduling import batched, lanes
-from megadask.scheduling.batched import BATCH_BYTES, BATCH_RECORDS, FIRST_RECORDS, batch_sizes
+from megadask.scheduling.batched import (
+    BATCH_BYTES,
+    BATCH_RECORDS,
+    FIRST_RECORDS,
+    batch_shares,
+    transformed_ahead,
+)
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.lanes import Read, read_lane, read_rows
 from megadask.scheduling.reading import BadRecord, TruncatedShard
@@ -126,10 +133,10 @@ def test_what_fails_a_batch_is_judged_alone() -> None:
 
 def test_a_batch_is_bounded_in_records_and_bytes() -> None:
     counting = Counting()
-    small = [{"text": "x"}] * (124 + BATCH_RECORDS)
+    small = [{"text": "x"}] * (3 * BATCH_RECORDS)
     large = [{"text": "x" * (BATCH_BYTES * 3 // 4)}] * 3
     list(read_lane(spec([*small, *large], counting), 0, 0, LaneCursor()))
-    assert counting.sizes == [4, 8, 16, 32, 64, 64, 2, 1]
+    assert counting.sizes == [4, 8, 16, 32, 4, 64, 64, 2, 1]
 
 
 def test_a_function_of_several_records_gets_more_of_them() -> None:
@@ -143,19 +150,33 @@ def test_a_function_of_several_records_gets_more_of_them() -> None:
     assert sizes == [4, 8]
 
 
+def batches(lane: int, record_bytes: int) -> Iterator[int]:
+    """Yield how many records each batch of a lane has; goes on when these were taken."""
+    counting = Counting()
+    one, record = spec([], counting), {"text": "x" * record_bytes}
+    ahead = transformed_ahead(one, zip(count(), repeat(record)), batch_shares(one, lane))
+    for _ in ahead:
+        yield counting.sizes[-1]
+        for _ in islice(ahead, counting.sizes[-1] - 1):
+            pass
+
+
+@pytest.mark.parametrize("record_bytes", [1, 4000])
 @pytest.mark.parametrize("num_lanes", [8, 16, 64, 200])
-def test_lanes_that_are_read_in_turn_need_their_batches_in_turn(num_lanes: int) -> None:
+def test_lanes_that_are_read_in_turn_need_their_batches_in_turn(
+    num_lanes: int, record_bytes: int
+) -> None:
     """No turn over all lanes is much dearer than others, and the first ones are cheap."""
-    one = spec([], Counting())
-    sizes = [batch_sizes(one, lane) for lane in range(num_lanes)]
-    left, turns = [0] * num_lanes, []
-    for _ in range(40 * BATCH_RECORDS):
-        needed = [0 if left[lane] else next(sizes[lane]) for lane in range(num_lanes)]
-        assert max(needed) <= BATCH_RECORDS
-        left = [old + new - 1 for old, new in zip(left, needed, strict=True)]
+    lanes_left = [0] * num_lanes
+    of_lanes = [batches(lane, record_bytes) for lane in range(num_lanes)]
+    whole, turns = min(BATCH_RECORDS, -(-BATCH_BYTES // record_bytes)), []
+    for _ in range(10 * BATCH_RECORDS):
+        needed = [0 if left else next(of_lanes[n]) for n, left in enumerate(lanes_left)]
+        assert max(needed) <= whole
+        lanes_left = [old + new - 1 for old, new in zip(lanes_left, needed, strict=True)]
         turns.append(sum(needed))
     assert turns[0] <= FIRST_RECORDS * num_lanes
-    assert max(turns) <= BATCH_RECORDS * num_lanes / 4
+    assert max(turns) <= whole * num_lanes / 4
 
 
 def test_where_reading_is_slow_a_batch_is_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
