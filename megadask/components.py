@@ -22,7 +22,7 @@ _MOST_SCHEDULE = 10_000
 
 
 def components_of(pipeline: Pipeline) -> dict[str, str]:
-    """Return everything that the draw depends on, by name: JSON, or a plain text.
+    """Return everything that the draw depends on, by name, each as JSON.
 
     Parts are given as they were declared, where that is short, so that errors can tell what
     differs; transforms, functions and data by their fingerprint.
