@@ -6,11 +6,10 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner.errors import ConfigError
-from megadask.planner.fingerprint import fingerprint
 from megadask.planner.schedule import StepSchedule
 from megadask.scheduling.reading import fingerprint_shards
-from megadask.transforms import transform_fingerprint
 
 if TYPE_CHECKING:
     from megadask.pipeline import Pipeline
@@ -86,9 +85,9 @@ def _schedule(schedule: StepSchedule) -> Any:
     try:
         declared = schedule.to_dict()
     except ConfigError:
-        return schedule.fingerprint()
+        return fingerprint(schedule)
     is_short = len(json.dumps(declared)) <= _MOST_SCHEDULE
-    return declared if is_short else schedule.fingerprint()
+    return declared if is_short else fingerprint(schedule)
 
 
 def _source(source: Source) -> dict[str, Any]:
@@ -97,7 +96,7 @@ def _source(source: Source) -> dict[str, Any]:
     declared = {
         "transform": source.transform_text,
         "lanes": source.num_lanes,
-        "on_error": on_error if isinstance(on_error, str) else transform_fingerprint(on_error),
+        "on_error": on_error if isinstance(on_error, str) else fingerprint(on_error),
         "payload": [source.extras, source.modalities, source.size],
         "num_shards": len(shards),
         "shards": fingerprint_shards(shards),

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from megadask.components import components_of, has_grown
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.indexing.known import known_reader
 from megadask.planner.batching import Batching
 from megadask.planner.checks import check_integer
@@ -27,7 +28,7 @@ from megadask.scheduling.assemble import ARRAY_KEYS
 from megadask.scheduling.items import item_keys
 from megadask.scheduling.spec import Limits, RunSpec, SourceSpec
 from megadask.source import Source
-from megadask.transforms import transform_fingerprint, wants_rng
+from megadask.transforms import wants_rng
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +180,9 @@ class Pipeline:
     @cached_property
     def digest(self) -> str:
         """A hash of the whole pipeline, strategy and topology included."""
-        parts = [self.components, self.frozen_strategy.fingerprint(), str(self.topology)]
+        parts = [self.components, fingerprint(self.frozen_strategy), str(self.topology)]
         if self.collate is not None:
-            parts.append(transform_fingerprint(self.collate))
+            parts.append(fingerprint(self.collate))
         text = json.dumps(parts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

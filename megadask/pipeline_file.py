@@ -19,8 +19,8 @@ import yaml
 
 import megadask as md
 from megadask.planner.errors import ConfigError
-from megadask.planner.fingerprint import from_import_path
 from megadask.planner.graph import DGraph
+from megadask.planner.names import from_import_path
 from megadask.source import Source
 
 #: Words of a strategy: primitives of the graph, in the order they are to be recorded.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.indexing.known import check_known
 from megadask.planner.checks import check_bool, check_integer, is_name
 from megadask.planner.errors import ConfigError
@@ -17,7 +18,7 @@ from megadask.scheduling.lanes import shards_of
 from megadask.scheduling.policy import Action, OnError
 from megadask.scheduling.reading import Reader
 from megadask.scheduling.shuffle import BLOCK_ROWS
-from megadask.transforms import Transform, transform_fingerprint
+from megadask.transforms import Transform
 from megadask.transforms.columns import check_columns, lean, needed_columns, with_columns
 
 
@@ -168,7 +169,7 @@ class Source:
         Taken once: pipelines are made of their sources again (for another topology) while these
         are in use.
         """
-        return transform_fingerprint(self.transform)
+        return fingerprint(self.transform)
 
     @property
     def first_loaders(self) -> int:

@@ -33,7 +33,7 @@ Plans
                          stream_report.py, streams of steps
 
 Records
-  ids.py, metadata.py    samples and their columns; columnar.py, digests.py, fingerprint.py
+  ids.py, metadata.py    samples and their columns; columnar.py, digests.py, names.py
   sequences.py           samples of several sequences; tables.py, tables of the user
   checks.py, errors.py   what options may be
   ledger.py, runs.py     the audit

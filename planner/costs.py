@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from megadask.planner.checks import check_number
 from megadask.planner.errors import ConfigError, CostError
-from megadask.planner.fingerprint import display_name
 from megadask.planner.measured import Measured as Measured
 from megadask.planner.metadata import Metadata
+from megadask.planner.names import display_name
 from megadask.planner.sequences import square_sums
 
 Cost = Callable[[Metadata], ArrayLike]

@@ -10,7 +10,6 @@ import numpy as np
 from megadask.planner.balance import Method, check_options
 from megadask.planner.costs import Cost, unit_of
 from megadask.planner.errors import ConfigError
-from megadask.planner.fingerprint import fingerprint
 from megadask.planner.problem import Sync
 from megadask.planner.strategy import Transfer
 from megadask.planner.tables import MOST_TOKENS
@@ -75,7 +74,6 @@ class Recorder:
                 limit="a function of the metadata table to (N,) or (N, P)",
             )
         unit_of(cost)
-        fingerprint(cost)
         return self._record(cost=cost)
 
     def balance(

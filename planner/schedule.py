@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
-from megadask.planner.fingerprint import fingerprint, from_import_path, import_path
+from megadask.planner.names import from_import_path, import_path
 from megadask.planner.weights import check_names, finite, not_negative, quantise
 
 #: What a schedule gives: a number, or weights by source name. A source without one has weight 0.
@@ -78,10 +78,6 @@ class StepSchedule(ABC):
     def changes_after(self, step: int) -> Iterable[int]:
         """Return later steps, in order, from which other sources may have a weight."""
         return ()
-
-    def fingerprint(self) -> str:
-        """Return a hash of the schedule, equal in all processes that declare the same."""
-        return fingerprint(self)
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from megadask.planner.costs import Cost, Tokens, evaluate, unit_of
 from megadask.planner.cp import Context
 from megadask.planner.deferral import Deferral
 from megadask.planner.errors import CostError
-from megadask.planner.fingerprint import display_name, fingerprint
 from megadask.planner.metadata import Metadata
+from megadask.planner.names import display_name
 from megadask.planner.problem import Sync
 from megadask.planner.schedule import StepSchedule
 from megadask.planner.topology import Axis, ClientPlaceTree
@@ -162,10 +162,6 @@ class Strategy(Placement):
         """Load what placing will need; the first step that is placed waits for it otherwise."""
         for placement in (self, *self.selections.values()):
             prepare(placement.method)
-
-    def fingerprint(self) -> str:
-        """Return a hash of the strategy, equal in all processes that declare the same."""
-        return fingerprint(self)
 
 
 def relative_speeds(speed_B: NDArray[np.int64] | None) -> NDArray[np.float64] | None:

@@ -12,10 +12,6 @@ chain.py         several transforms, one after another
 batched.py       functions of several records at once
 
 columns.py           which columns a transform reads
-fingerprints.py      a text that differs where results would
-declared.py          what a declared object goes by, as a text
-codes.py             what code reads, and what it changes while it runs
-values.py            texts of plain values, names of others
 tokenizer_files.py   tokenizers from files, objects and JSON
 """
 
@@ -29,13 +25,11 @@ if TYPE_CHECKING:
     from megadask.transforms.batched import Batched
     from megadask.transforms.bytes import Bytes
     from megadask.transforms.chain import Chain
-    from megadask.transforms.fingerprints import transform_fingerprint
     from megadask.transforms.images import DecodeImage
     from megadask.transforms.instruct import CHATML, Chat, Group, Preference, PromptResponse, Turn
     from megadask.transforms.placeholders import Placeholders
     from megadask.transforms.tokenizer import Tokenizer
     from megadask.transforms.transform import (
-        Fingerprinted,
         Record,
         Sample,
         TextEncoder,
@@ -52,7 +46,6 @@ __all__ = [
     "Chain",
     "Chat",
     "DecodeImage",
-    "Fingerprinted",
     "Frames",
     "Group",
     "LogMel",
@@ -66,7 +59,6 @@ __all__ = [
     "Transform",
     "TransformError",
     "Turn",
-    "transform_fingerprint",
     "wants_rng",
 ]
 
@@ -77,7 +69,6 @@ _HOMES = {
     "Chain": "chain",
     "Chat": "instruct",
     "DecodeImage": "images",
-    "Fingerprinted": "transform",
     "Frames": "video",
     "Group": "instruct",
     "LogMel": "audio",
@@ -91,7 +82,6 @@ _HOMES = {
     "Transform": "transform",
     "TransformError": "transform",
     "Turn": "instruct",
-    "transform_fingerprint": "fingerprints",
     "wants_rng": "transform",
 }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
-from megadask.transforms.fingerprints import transform_fingerprint
 from megadask.transforms.transform import Record, Results, Sample
 
 
@@ -51,7 +51,7 @@ class Batched:
 
     def fingerprint(self) -> str:
         """Return a text that differs where results would; how many at a time changes nothing."""
-        return f"Batched({transform_fingerprint(self.function)})"
+        return f"Batched({fingerprint(self.function)})"
 
     def __repr__(self) -> str:
         return f"Batched({getattr(self.function, '__qualname__', self.function)!r})"

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner.errors import ConfigError
 from megadask.transforms.columns import chain_columns, chain_needs
-from megadask.transforms.fingerprints import transform_fingerprint
 from megadask.transforms.transform import (
     Record,
     Results,
@@ -70,7 +70,7 @@ class Chain:
 
     def fingerprint(self) -> str:
         """Return a text that differs where results would."""
-        return f"Chain({', '.join(transform_fingerprint(t) for t in self.transforms)})"
+        return f"Chain({', '.join(fingerprint(t) for t in self.transforms)})"
 
     def __repr__(self) -> str:
         return f"Chain({', '.join(map(repr, self.transforms))})"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner.errors import ConfigError
-from megadask.transforms.fingerprints import transform_fingerprint
 from megadask.transforms.transform import (
     NeedsColumns,
     Record,
@@ -77,7 +77,7 @@ class _Encoding(NeedsColumns):
     def fingerprint(self) -> str:
         """Return a text that differs where results would: the encoder by its own fingerprint."""
         fields = {name: value for name, value in vars(self).items() if name != "encoder"}
-        return f"{type(self).__name__}({transform_fingerprint(self.encoder)}, {fields})"
+        return f"{type(self).__name__}({fingerprint(self.encoder)}, {fields})"
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner.checks import check_integer
 from megadask.planner.errors import ConfigError
 from megadask.transforms.bytes import Bytes
-from megadask.transforms.fingerprints import transform_fingerprint
 from megadask.transforms.transform import (
     Record,
     Sample,
@@ -155,7 +155,7 @@ class Placeholders:
     def fingerprint(self) -> str:
         """Return a text that differs where results would."""
         own = [(one.modality, one.token, one.text, one.merge, one.every) for one in self._all]
-        return f"Placeholders({own}, {self.column!r}, {transform_fingerprint(self.encoder)})"
+        return f"Placeholders({own}, {self.column!r}, {fingerprint(self.encoder)})"
 
     @property
     def _all(self) -> tuple[Placeholders, ...]:

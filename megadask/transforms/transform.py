@@ -30,15 +30,6 @@ class TransformError(MegaDaskError, ValueError):
 
 
 @runtime_checkable
-class Fingerprinted(Protocol):
-    """A transform that says itself what its results depend on."""
-
-    def fingerprint(self) -> str:
-        """Return a text that differs where results would."""
-        ...
-
-
-@runtime_checkable
 class TextEncoder(Protocol):
     """What turns a text into tokens: `Bytes`, `Tokenizer`, or any object like them."""
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import megadask as md
-from megadask.transforms import TransformError, transform_fingerprint
+from megadask.fingerprints.fingerprint import fingerprint
+from megadask.transforms import TransformError
 from megadask.transforms.images import DecodeImage, fit
 
 _RNG = np.random.default_rng(0)
@@ -162,8 +163,8 @@ class TestTransform:
     def test_it_pickles_and_is_public(self) -> None:
         made = md.transforms.DecodeImage("photo", patch=14)
         assert pickle.loads(pickle.dumps(made)) == made
-        assert "photo" in transform_fingerprint(made)
-        assert transform_fingerprint(made) != transform_fingerprint(DecodeImage("photo"))
+        assert "photo" in fingerprint(made)
+        assert fingerprint(made) != fingerprint(DecodeImage("photo"))
 
     @pytest.mark.parametrize("options", [{"patch": 0}, {"max_patches": True}, {"max_pixels": -1}])
     def test_bad_options(self, options: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Built
 
 import megadask as md
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner.errors import ConfigError
 from megadask.transforms import (
     CHATML,
@@ -29,7 +30,6 @@ from megadask.transforms import (
     Tokenizer,
     TransformError,
     Turn,
-    transform_fingerprint,
 )
 from tests.megadask.helpers.ranks import run
 from tests.strategies import laws
@@ -213,20 +213,18 @@ def test_they_pickle_and_have_fingerprints(kind: Any) -> None:
     again = pickle.loads(pickle.dumps(made))
     assert again == made
     prints = {
-        transform_fingerprint(one)
+        fingerprint(one)
         for one in (made, kind(word_tokenizer()), kind(Bytes()), kind(Bytes(), eos=False))
     }
     assert len(prints) == 4
-    assert transform_fingerprint(again) == transform_fingerprint(made)
-    assert " at 0x" not in transform_fingerprint(made)
+    assert fingerprint(again) == fingerprint(made)
+    assert " at 0x" not in fingerprint(made)
     assert all(isinstance(column, str) for column in made.columns)
 
 
 def test_another_template_is_another_transform() -> None:
     other = {**CHATML, "user": Turn("U", "")}
-    assert transform_fingerprint(Chat(Bytes())) != transform_fingerprint(
-        Chat(Bytes(), template=other)
-    )
+    assert fingerprint(Chat(Bytes())) != fingerprint(Chat(Bytes(), template=other))
 
 
 @pytest.mark.parametrize("kind", ALL)

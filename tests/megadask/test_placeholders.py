@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megadask as md
-from megadask.transforms import Bytes, TransformError, transform_fingerprint
+from megadask.fingerprints.fingerprint import fingerprint
+from megadask.transforms import Bytes, TransformError
 from megadask.transforms.placeholders import Placeholders
 
 AUDIO = Placeholders("audio", 301, marker="<sound>", every=2)
@@ -120,7 +121,7 @@ def test_a_tokenizer_encodes_what_is_between() -> None:
 def test_it_pickles_and_is_public() -> None:
     made = md.transforms.Placeholders("image", 300, also=(AUDIO,))
     assert pickle.loads(pickle.dumps(made)) == made
-    prints = {transform_fingerprint(one) for one in (made, BOTH, AUDIO, Placeholders("image", 7))}
+    prints = {fingerprint(one) for one in (made, BOTH, AUDIO, Placeholders("image", 7))}
     assert len(prints) == 3
 
 

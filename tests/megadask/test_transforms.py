@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner.errors import ConfigError
 from megadask.transforms import (
     Bytes,
     Chain,
     Tokenizer,
     TransformError,
-    transform_fingerprint,
     wants_rng,
 )
 
@@ -276,7 +276,7 @@ def test_who_is_given_a_generator(transform: Any, expected: bool) -> None:
 
 class TestFingerprint:
     def test_of_a_transform_with_its_own(self) -> None:
-        assert transform_fingerprint(Bytes()) == Bytes().fingerprint()
+        assert fingerprint(Bytes()) == Bytes().fingerprint()
 
     def test_tells_functions_and_their_arguments_apart(self) -> None:
         transforms = [
@@ -290,9 +290,9 @@ class TestFingerprint:
             _Declared(),
             str.upper,
         ]
-        prints = [transform_fingerprint(transform) for transform in transforms]
+        prints = [fingerprint(transform) for transform in transforms]
         assert len(set(prints)) == len(prints)
-        assert prints == [transform_fingerprint(transform) for transform in transforms]
+        assert prints == [fingerprint(transform) for transform in transforms]
 
     def test_holds_no_address(self) -> None:
-        assert " at 0x" not in transform_fingerprint(_Declared())
+        assert " at 0x" not in fingerprint(_Declared())

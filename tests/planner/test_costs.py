@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner import costs
 from megadask.planner.errors import ConfigError, CostError
-from megadask.planner.fingerprint import fingerprint
 from megadask.planner.metadata import Metadata, Ragged
 
 lengths = st.lists(st.integers(0, 200_000), max_size=30)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner import costs
 from megadask.planner.errors import ConfigError, CostError, PlanError
 from megadask.planner.graph import DGraph
@@ -75,18 +76,19 @@ def test_strategies_survive_the_trip_and_are_told_apart() -> None:
         a_graph().context(tile=64),
     ]
     strategies = [graph.freeze() for graph in graphs]
-    assert len({strategy.fingerprint() for strategy in strategies}) == len(strategies)
+    assert len(set(map(fingerprint, strategies))) == len(strategies)
     for strategy in strategies[:8]:
         again = pickle.loads(pickle.dumps(strategy))
         assert again == strategy
-        assert again.fingerprint() == strategy.fingerprint()
+        assert fingerprint(again) == fingerprint(strategy)
 
 
 def test_fingerprint_is_the_same_in_another_process() -> None:
     code = (
-        "from megadask.planner.graph import DGraph; from megadask.planner import costs;"
+        "from megadask.planner.graph import DGraph;"
+        "from megadask.fingerprints.fingerprint import fingerprint;"
         "g = DGraph(['b', 'a']).mix({'b': 1, 'a': 2}).cost(lambda t: t['tokens'] in {'x', 'y'});"
-        "print(g.freeze().fingerprint())"
+        "print(fingerprint(g.freeze()))"
     )
     prints = {
         subprocess.run(
@@ -115,7 +117,6 @@ def test_fingerprint_is_the_same_in_another_process() -> None:
         (lambda graph: graph.balance(max_tokens=0.5), "max_tokens.*0.5"),
         (lambda graph: graph.cost(3), r"cost\(fn\)"),
         (lambda graph: graph.cost(costs.Tokens), "Tokens"),
-        (lambda graph: graph.cost(object.__new__(type("C", (), {"__call__": id}))), "no fingerp"),
         (lambda graph: graph.balance("karmarkar"), "'karmarkar'"),
         (lambda graph: graph.balance("greedy", rounds=1), "'rounds'"),
         (lambda graph: graph.balance("greedy", equal_counts="no"), "equal_counts"),
@@ -136,7 +137,7 @@ def test_fingerprint_is_the_same_in_another_process() -> None:
         (lambda graph: DGraph.from_metadata({"tokens": [1, -1]}), "got -1"),
         (lambda graph: DGraph.from_metadata({"tokens": [1], "source": [1, 2]}), "length"),
     ],
-    ids=range(30),
+    ids=range(29),
 )
 def test_bad_words_are_named_at_once(record: object, match: str) -> None:
     with pytest.raises(ConfigError, match=match):

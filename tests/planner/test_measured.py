@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner import DGraph, costs
 from megadask.planner.errors import ConfigError, CostError
-from megadask.planner.fingerprint import fingerprint
 from megadask.planner.metadata import Metadata, Ragged
 from megadask.planner.topology import ClientPlaceTree
 from tests.strategies import laws

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Built
 from tokenizers import models, pre_tokenizers
 
+from megadask.fingerprints.fingerprint import fingerprint
 from megadask.planner.errors import ConfigError
 from megadask.planner.state import LaneCursor
 from megadask.scheduling import batched, lanes
@@ -35,7 +36,6 @@ from megadask.transforms import (
     Chain,
     Tokenizer,
     TransformError,
-    transform_fingerprint,
 )
 from tests.fakes import MemoryReader, source_spec
 from tests.strategies import laws
@@ -235,7 +235,7 @@ def test_batched_functions_may_drop_and_fail_records() -> None:
 def test_batched_is_declared_checked_and_compared() -> None:
     made = Batched(lengths)
     assert pickle.loads(pickle.dumps(made)) == made != Batched(lengths, size=3)
-    assert transform_fingerprint(made) == transform_fingerprint(Batched(lengths, size=3))
+    assert fingerprint(made) == fingerprint(Batched(lengths, size=3))
     for arguments in ((3,), (lengths, 0), (lengths, True)):
         with pytest.raises(ConfigError, match="Batched"):
             Batched(*arguments)  # type: ignore[arg-type]

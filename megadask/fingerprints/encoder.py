@@ -13,9 +13,8 @@ import inspect
 import json
 import operator
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -27,15 +26,14 @@ from types import (
 )
 from typing import Any
 
-from megadask.transforms.codes import Kind, Names, names_of, source_of
-from megadask.transforms.values import (
-    CONTAINERS,
+from megadask.fingerprints.changes import Changes, Met
+from megadask.fingerprints.codes import Kind, Names, names_of, source_of
+from megadask.fingerprints.values import (
     all_plain,
     attribute,
     fields_of,
     flat_text,
     is_own,
-    large_data,
     plain_text,
     qualified_name,
     type_name,
@@ -50,29 +48,6 @@ _MOST_TEXT = 200
 _GENERATORS = ("__dataclass_fields__", "__attrs_attrs__", "__pydantic_fields__", "_fields")
 _GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 _CACHED: type = type(functools.lru_cache(maxsize=1)(lambda: None))
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Names that code changes while it runs: given another value, or other content."""
-
-    assigned: Collection[tuple[Kind, str]] = ()
-    filled: Collection[tuple[Kind, str]] = ()
-
-    def has(self, kind: Kind, name: str, value: Any) -> bool:
-        """Whether a value is not what was declared, but what use made of it."""
-        key = (kind, name)
-        return key in self.assigned or (key in self.filled and isinstance(value, CONTAINERS))
-
-
-@dataclass(frozen=True)
-class Met:
-    """A function that was met: its name, its module, the names in it, whether of a class."""
-
-    name: str
-    module: str
-    names: Names
-    is_method: bool
 
 
 class Encoder:
@@ -207,9 +182,6 @@ class Encoder:
 
     def _content(self, value: Any, home: str) -> str | None:
         """Write what a container holds; None for what is no container."""
-        data = large_data(value)
-        if data is not None:
-            return data
         if isinstance(value, dict | MappingProxyType):
             if all_plain(value) and all_plain(value.values()):
                 return repr(sorted((repr(key), repr(one)) for key, one in value.items()))

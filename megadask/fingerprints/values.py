@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import datetime
 import hashlib
-import json
 import re
 import sys
 from collections import deque
@@ -25,8 +24,6 @@ _PLAIN = {
     *(type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...), Decimal),
     *(Fraction, UUID, datetime.date, datetime.time, datetime.datetime, datetime.timedelta),
 }
-#: Members of a container that is large.
-_LARGE = 1000
 #: Values with content that code can change.
 CONTAINERS = (dict, list, set, deque, bytearray, np.ndarray)
 
@@ -34,19 +31,6 @@ CONTAINERS = (dict, list, set, deque, bytearray, np.ndarray)
 def all_plain(values: Any) -> bool:
     """Whether the repr of each of some values tells all of it."""
     return set(map(type, values)) <= _PLAIN
-
-
-def large_data(value: Any) -> str | None:
-    """Return a large table of plain values as JSON, None where it is something else.
-
-    Faster than value by value, and keys that are no texts are not told from texts.
-    """
-    if type(value) not in (list, tuple, dict) or len(value) < _LARGE:
-        return None
-    try:
-        return json.dumps(value, sort_keys=True)
-    except (TypeError, ValueError, RecursionError):
-        return None
 
 
 def plain_text(value: Any) -> str | None:
@@ -105,9 +89,12 @@ def type_name(value: Any) -> str:
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a record of any package, None where it is another kind of object."""
+    """Return the fields of a record of any package, None where it is another kind of object.
+
+    Those of a dataclass in which two equal ones may differ, as in how a cost was fitted, are none.
+    """
     if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
+        names = [field.name for field in dataclasses.fields(value) if field.compare]
     elif isinstance(value, SimpleNamespace | argparse.Namespace):
         names = list(vars(value))
     elif hasattr(type(value), "__attrs_attrs__"):
@@ -122,14 +109,15 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 def is_own(module: Any, home: str) -> bool:
     """Whether what is defined in a module counts as of the one who wrote the module ``home``.
 
-    That is what lies in the same package, in the main script, or in no installed package.
+    That is what lies in the same package, in the main script, or in no installed package; and all
+    that is named by a declaration of ours, such as the cost of a strategy.
     """
     if not isinstance(module, str):
         return False
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "megadask":
         return False
-    if top == home.partition(".")[0] or module == "__main__":
+    if home.partition(".")[0] in (top, "megadask") or module == "__main__":
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return not {"site-packages", "dist-packages"} & set(PurePath(file).parts)

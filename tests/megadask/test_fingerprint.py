@@ -1,4 +1,4 @@
-"""Fingerprints of transforms: whatever a transform goes by counts, in every process alike."""
+"""Fingerprints: whatever a transform or a cost goes by counts, in every process alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import megadask as md
-from megadask.transforms import transform_fingerprint
+from megadask.fingerprints.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -296,13 +296,18 @@ t({'tokens': [1]})
 
 _PRINTS = """
 import importlib, json, sys
-from megadask.transforms import transform_fingerprint
+from megadask.fingerprints.fingerprint import fingerprint
+from megadask.planner.graph import DGraph
+
+def of(transform):
+    return fingerprint(transform), fingerprint(DGraph().cost(transform).freeze())
+
 found = {}
 for number in range(int(sys.argv[1])):
     module = importlib.import_module(f"own.m{number}")
-    found[number] = [transform_fingerprint(module.t)]
+    before = of(module.t)
     exec(open(f"own/use{number}.txt").read(), vars(module))
-    found[number].append(transform_fingerprint(module.t))
+    found[number] = list(zip(before, of(module.t)))
 print(json.dumps(found))
 """
 
@@ -320,8 +325,12 @@ def _write(folder: Path, limit: int) -> None:
         (package / f"use{number}.txt").write_text(use)
 
 
-def _prints(folder: Path, hash_seed: int) -> dict[str, tuple[str, str]]:
-    """Return the fingerprint of each transform, made in a new process, before and after use."""
+#: Before and after use.
+Pair = tuple[str, str]
+
+
+def _prints(folder: Path, hash_seed: int) -> list[dict[str, Pair]]:
+    """Return the fingerprints of each, made in a new process: as a transform, and as a cost."""
     done = subprocess.run(
         [sys.executable, "-c", _PRINTS, str(len(DECLARED))],
         cwd=folder,
@@ -330,11 +339,14 @@ def _prints(folder: Path, hash_seed: int) -> dict[str, tuple[str, str]]:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return dict(zip(DECLARED, map(tuple, json.loads(done.stdout).values()), strict=True))
+    found = json.loads(done.stdout).values()
+    return [
+        dict(zip(DECLARED, map(tuple, pairs), strict=True)) for pairs in zip(*found, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")
-def prints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, tuple[str, str]]]:
+def all_prints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[dict[str, Pair]]]:
     folder = tmp_path_factory.mktemp("fingerprints")
     for name, limit in (("first", 50), ("again", 50), ("other", 57)):
         _write(folder / name, limit)
@@ -344,6 +356,11 @@ def prints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, t
         "again": _prints(folder / "again", 3),
         "other": _prints(folder / "other", 1),
     }
+
+
+@pytest.fixture(params=[0, 1], ids=["transform", "cost"])
+def prints(request: pytest.FixtureRequest, all_prints: Any) -> dict[str, dict[str, Pair]]:
+    return {process: found[request.param] for process, found in all_prints.items()}
 
 
 @pytest.mark.parametrize("case", DECLARED)
@@ -418,14 +435,14 @@ ANY: dict[str, Any] = {
 
 @pytest.mark.parametrize("transform", ANY.values(), ids=ANY)
 def test_every_callable_has_one(transform: Any) -> None:
-    made = transform_fingerprint(transform)
-    assert made == transform_fingerprint(transform)
+    made = fingerprint(transform)
+    assert made == fingerprint(transform)
     assert len(made) < 400
     assert " at 0x" not in made
 
 
 def test_it_shows_the_numbers_that_differ() -> None:
-    prints = [transform_fingerprint(partial(_Deep, inner=n)) for n in (50, 57)]
+    prints = [fingerprint(partial(_Deep, inner=n)) for n in (50, 57)]
     assert "inner=50" in prints[0]
     assert "inner=57" in prints[1]
 
@@ -439,7 +456,7 @@ def test_tokenizers_count_by_what_they_do() -> None:
         return tokenizers.Tokenizer(model)
 
     one, same, other = made("a", "b"), made("a", "b"), made("a", "c")
-    prints = [transform_fingerprint(_Deep(tokenizer)) for tokenizer in (one, same, other)]
+    prints = [fingerprint(_Deep(tokenizer)) for tokenizer in (one, same, other)]
     assert prints[0] == prints[1] != prints[2]
     one.enable_truncation(5)  # as calls of transformers do
-    assert transform_fingerprint(_Deep(one)) == prints[0]
+    assert fingerprint(_Deep(one)) == prints[0]

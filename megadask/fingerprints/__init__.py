@@ -1,0 +1,8 @@
+"""Texts that tell declared values apart: equal in every process that declares the same.
+
+fingerprint.py   the text of a value: a name, numbers to read, a hash
+encoder.py       what a value goes by, written out
+changes.py       what code changes while it runs, which is not declared
+codes.py         the names in code
+values.py        texts of plain values, names of others
+"""
