@@ -339,7 +339,7 @@ class _Step:
         if first is None:
             return None
         wanted = {
-            name: max(window.num_taken, self._rules.window)
+            name: max(window.num_taken, self._rules.window // 4, 1)
             for name, window in zip(names, self.windows, strict=True)
             if window.would_starve()
         }

@@ -27,6 +27,8 @@ BATCH_RECORDS = 64
 BATCH_BYTES = 64 * 2**10
 #: Most records of the first batch of a shard.
 FIRST_RECORDS = 4
+#: How much larger than the one before each batch is, until they are whole.
+GROWTH = 2.0
 #: Multiples of it, without their whole part, lie evenly in 0 to 1, however many there are.
 _GOLDEN = (5**0.5 - 1) / 2
 #: Reading ahead stops after so long: a slow medium must not look like a lost loader.
@@ -64,18 +66,15 @@ def batch_shares(spec: SourceSpec, lane: int) -> Iterator[float]:
     """Yield how much of a whole batch of a shard of a lane to transform at a time, in (0, 1].
 
     Little at first, then twice as much each time: the first samples are waited for, and shards of
-    several lanes often begin together. Whole batches begin at another place in each lane: lanes are
-    read in turn, and else all of them would need another batch in the same step, which would wait
-    for hundreds of records not its own.
+    several lanes often begin together. The first batch has another size in each lane, and so each
+    one ends at another place: lanes are read in turn, and else all of them would need another batch
+    in the same step, which would wait for hundreds of records not its own.
     """
-    place = lane * _GOLDEN % 1
-    left = place or 1.0
-    part = min(1.0, FIRST_RECORDS / _most(spec)) * (1 - place / 2)
-    while left:
-        share = min(part, left)
+    first = min(FIRST_RECORDS / _most(spec), 1 / 4)
+    share = first * GROWTH ** -(lane * _GOLDEN % 1)
+    while share < 1:
         yield share
-        left -= share
-        part *= 2
+        share *= GROWTH
     yield from repeat(1.0)
 
 
@@ -93,13 +92,13 @@ def transformed_ahead(
         return
     shares = shares or repeat(1.0)
     whole, whole_bytes = _most(spec), _at_least_1(spec, "batch_bytes", BATCH_BYTES)
-    is_over = False
+    is_over, over = False, 0.0  # over: what the batch before took beyond its share
     while not is_over:
         held: list[Row] = []
         failure: Exception | None = None
-        share, num_bytes, deadline = next(shares), 0, time.monotonic() + AHEAD_S
-        most, most_bytes = round(share * whole), share * whole_bytes
-        while not held or (len(held) < most and num_bytes < most_bytes):
+        share, taken, num_bytes = next(shares), 0.0, 0
+        deadline = time.monotonic() + AHEAD_S
+        while not held or taken < share - over:
             try:
                 row = next(rows)
             except StopIteration:
@@ -110,8 +109,10 @@ def transformed_ahead(
                 break
             held.append(row)
             num_bytes += _num_bytes(row[-1])
+            taken = max(len(held) / whole, num_bytes / whole_bytes)
             if time.monotonic() >= deadline:
                 break
+        over = min(max(0.0, over + taken - share), share)
         yield from _with_outcomes(spec, batch, held)
         if failure is not None:
             raise failure

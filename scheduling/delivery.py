@@ -20,6 +20,9 @@ from megadask.scheduling.portions import read_text
 
 Reply = dict[str, NDArray[Any]]
 
+#: Under which name the first microbatch of a step has what is known of the step, as JSON.
+PLAN = "plan"
+
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -28,7 +31,7 @@ class Microbatch:
     """One microbatch as it arrived.
 
     is_private: whether its arrays are memory of this process alone; else they may be those of a
-    constructor in this process.
+    constructor in this process. made: what a trainer made of ids and arrays when they came.
     """
 
     step: int
@@ -40,6 +43,7 @@ class Microbatch:
     ids: NDArray[np.int64]
     arrays: dict[str, NDArray[Any]]
     is_private: bool
+    made: Any = None
 
 
 @dataclass(frozen=True, eq=False)

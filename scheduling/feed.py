@@ -91,21 +91,28 @@ class SourceFeed:
         return self._last_known
 
     async def fetch(self, num_spans: int) -> None:
-        """Fetch about so many more spans, at least one more record of the lanes furthest back."""
+        """Fetch about so many more spans, at least one more record of the lanes furthest back.
+
+        Where it fails, or is cancelled, nothing is known that was not before.
+        """
         if self.complete:
             return
-        per_lane = max(1, min(MOST_PER_CALL, num_spans // max(1, len(self._live))))
+        cursors, live = dict(self._cursors), set(self._live)
+        per_lane = max(1, min(MOST_PER_CALL, num_spans // max(1, len(live))))
         # Lanes of a saved state need not stand at the same position.
-        until = min(self._cursors[lane].position for lane in self._live) + per_lane
+        until = min(cursors[lane].position for lane in live) + per_lane
         tables: list[Metadata] = []
-        while behind := self._behind(until):
+        while behind := {k: cursors[k] for k in sorted(live) if cursors[k].position < until}:
             parts = by_owner(await self._partners.loaders(self.name), behind)
             async with asyncio.TaskGroup() as group:
                 asked = [group.create_task(self._ask(part, until)) for part in parts]
-            tables.extend(task.result() for task in asked)
-        self._ahead.add(_canonical(concat(tables)))
-        self._last_known = None
-        if not self._live:
+            for table, after, ended in (task.result() for task in asked):
+                tables.append(table)
+                cursors.update(after)
+                live.difference_update(ended)
+        self._know(concat(tables))
+        self._cursors, self._live = cursors, live
+        if not live:
             self._next_epoch()
 
     def trim(self, state: SourceState, num_drawn: int) -> None:
@@ -113,15 +120,15 @@ class SourceFeed:
         self.last_draw = num_drawn
         self._drawn, self._last_known = state, None
 
-    def _behind(self, until: int) -> dict[int, LaneCursor]:
-        """Return the lanes that go on and are not yet fetched up to a position."""
-        return {
-            lane: self._cursors[lane]
-            for lane in sorted(self._live)
-            if self._cursors[lane].position < until
-        }
+    def _know(self, table: Metadata) -> None:
+        self._ahead.add(_canonical(table))
+        self._last_known = None
+        self._readable = self._readable or bool((table["verdict"] == Verdict.OK).any())
 
-    async def _ask(self, cursors: Mapping[int, LaneCursor], until: int) -> Metadata:
+    async def _ask(
+        self, cursors: Mapping[int, LaneCursor], until: int
+    ) -> tuple[Metadata, dict[int, LaneCursor], list[int]]:
+        """Return spans of some lanes, the cursors behind them, and the lanes that end there."""
         asked = {
             "epoch": self._epoch,
             "cursors": {str(k): [c.position, c.shard, c.row] for k, c in cursors.items()},
@@ -129,14 +136,14 @@ class SourceFeed:
         }
         answer = await self._partners.read(self.name, min(cursors), "describe", **asked)
         reply = answer.reply
-        for lane, (position, shard, row) in reply["cursors"].items():
-            self._cursors[int(lane)] = LaneCursor(position=position, shard=shard, row=row)
-        self._live.difference_update(reply["ended"])
+        after = {
+            int(lane): LaneCursor(position=position, shard=shard, row=row)
+            for lane, (position, shard, row) in reply["cursors"].items()
+        }
         table = Metadata.unpack(reply["table"])
         if not answer.by_shadow:
             self._mirror.follow(self.name, cursors, asked, table)
-        self._readable = self._readable or bool((table["verdict"] == Verdict.OK).any())
-        return self._overridden(table)
+        return self._overridden(table), after, reply["ended"]
 
     def _overridden(self, table: Metadata) -> Metadata:
         """Put committed verdicts in the place of those of this reading."""

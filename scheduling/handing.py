@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from megadask.planner.plan import Plan
 from megadask.scheduling.building import Builder
-from megadask.scheduling.delivery import Reply, reply
+from megadask.scheduling.delivery import PLAN, Reply, reply
 from megadask.scheduling.gather import Payload
 from megadask.scheduling.portions import Portion
 from megadask.scheduling.ring import Ring
@@ -105,7 +105,7 @@ class Handing:
         arrays: Reply = {}
         if asked.with_plan:
             header["facts"] = portion.facts
-            arrays["plan"] = portion.text
+            arrays[PLAN] = portion.text
         is_near = self._ring.reaches(asked.host)
         if is_near and share.content is None and share.num_bytes < LARGE_BYTES:
             self._ring.place(share)

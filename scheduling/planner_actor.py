@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: How long one call waits at the supervisor for permission to plan on.
 PULL_S = 10.0
+#: What the planner knows beyond the next step, in steps, while it may not plan it.
+AHEAD_STEPS = 2
 
 
 class PlannerActor:
@@ -61,6 +63,7 @@ class PlannerActor:
         self._state: PlannerState | None = None
         self._rest: Point | None = None
         self._num_events = 0
+        self._waits = False  # for permission to plan
         self._task: asyncio.Task[None] | None = None
         self._preparing: asyncio.Future[None] | None = None
 
@@ -94,17 +97,9 @@ class PlannerActor:
 
     async def _turn(self) -> bool:
         """Wait for permission, plan and commit one step; return False when it is all over."""
-        order = await self._partners.supervisor(
-            "pull",
-            incarnation=self._incarnation,
-            generation=self._generation,
-            next_step=None if self._state is None else self._state.step,
-            wait_s=PULL_S,
-        )
+        order = await self._pull()
         if order["status"] == "closed":
             return False
-        if order["status"] == "wait":
-            return True
         if "point" in order:
             self._restart(order)
         await self._partners.learn(order["num_casts"])
@@ -124,7 +119,51 @@ class PlannerActor:
         )
         if committed:
             self._advance(drawn)
+            if plan.end:
+                self._feeds.clear()  # another pass begins with a point
         return True
+
+    async def _pull(self) -> dict[str, Any]:
+        """Wait for permission to plan a step, and fetch ahead meanwhile: loaders have time now."""
+        self._waits, status = True, "wait"
+        ahead = asyncio.create_task(self._fetch_ahead())
+        try:
+            while status == "wait":
+                order: dict[str, Any] = await self._partners.supervisor(
+                    "pull",
+                    incarnation=self._incarnation,
+                    generation=self._generation,
+                    next_step=None if self._state is None else self._state.step,
+                    wait_s=PULL_S,
+                )
+                status = order["status"]
+            if status == "plan" and "point" not in order:
+                self._waits = False
+                await ahead  # what is being fetched is what the step needs first
+            return order
+        finally:
+            ahead.cancel()
+
+    async def _fetch_ahead(self) -> None:
+        """Fetch what the steps after the next one will take, while the planner waits.
+
+        Transforms come in batches, and lanes need them when they do: some steps take several times
+        as long as others. What fails here fails again when it is needed.
+        """
+        feeds = [feed for feed in self._feeds.values() if feed.last_draw]
+
+        def lacks(feed: SourceFeed) -> int:
+            return self._lacks(feed, min(self._spec.rules.window, AHEAD_STEPS * feed.last_draw))
+
+        async def follow(feed: SourceFeed) -> None:
+            with contextlib.suppress(Exception):
+                while self._waits and (lacking := lacks(feed)):
+                    await feed.fetch(lacking + self._slack)
+
+        def short() -> list[SourceFeed]:
+            return [feed for feed in feeds if lacks(feed)]
+
+        await asyncio.gather(*map(follow, await asyncio.to_thread(short)))
 
     def _restart(self, order: dict[str, Any]) -> None:
         """Take up a generation where the supervisor's record stands."""
@@ -209,12 +248,16 @@ class PlannerActor:
     async def _fill(self, feed: SourceFeed) -> None:
         """Fetch what the last step took from a source, and its window."""
         while lacks := self._lacks(feed):
-            # A little more: else every source of which a step takes one span were asked each step.
-            await feed.fetch(lacks + self._spec.rules.window // 8)
+            await feed.fetch(lacks + self._slack)
 
-    def _lacks(self, feed: SourceFeed) -> int:
+    @property
+    def _slack(self) -> int:
+        """Spans more than are needed: else sources of which steps take one were asked each step."""
+        return self._spec.rules.window // 8
+
+    def _lacks(self, feed: SourceFeed, more: int = 0) -> int:
         """Return how many more spans of a source have to be known, as far as there are any."""
-        wanted = self._spec.rules.window + feed.last_draw
+        wanted = self._spec.rules.window + feed.last_draw + more
         return 0 if feed.complete else max(0, wanted - feed.num_ready)
 
     def _advance(self, drawn: Draw) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from mmap import mmap
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from megadask.scheduling.courier import Courier
-from megadask.scheduling.delivery import Reply, read_reply
+from megadask.scheduling.delivery import PLAN, Reply, read_reply
 from megadask.scheduling.segment import GoneError, host_identity, map_segment
-from megadask.scheduling.share import Arrays, arrays_in, parts_of
+from megadask.scheduling.share import IDS, Arrays, arrays_in, parts_of
 
 #: What a constructor answered: header and arrays.
 Answer = tuple[dict[str, Any], Reply]
@@ -48,6 +48,9 @@ class Receiver:
     def __init__(self, rank: int, courier: Courier) -> None:
         self._courier = courier
         self._rank = rank
+        #: Makes of the arrays of a microbatch what the trainer will want of them, as they come and
+        #: not when it waits for them. Is given whether they are memory of this process alone.
+        self.make: Callable[[Arrays, bool], object] | None = None
         self._host = host_identity()
         self._held: Counter[int] = Counter()  # one that is sent again may be there twice
         # Batches come in another thread than they are used in, and tensors may end in any, also in
@@ -75,7 +78,8 @@ class Receiver:
     def take(self, answer: Reply) -> Answer:
         """Return an answer's header and arrays, those in shared memory too.
 
-        Where these cannot be had they are missing, and the header's ``missed`` says why.
+        Where these cannot be had they are missing, and the header's ``missed`` says why. Its
+        ``made`` is what `make` made of them; missing where that failed, as it will again.
         """
         header, arrays = read_reply(answer)
         if "shared" in header and self._host is not None:
@@ -84,6 +88,10 @@ class Receiver:
                 self._num_missed = 0
             except OSError as error:
                 header["missed"] = error
+        if self.make is not None and IDS in arrays:
+            with suppress(Exception):
+                own = {name: array for name, array in arrays.items() if name != PLAN}
+                header["made"] = self.make(own, "shared" in header)
         return header, arrays
 
     def miss(self, error: OSError | None) -> None:

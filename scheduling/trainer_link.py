@@ -16,7 +16,7 @@ from distributed import Client
 
 from megadask.planner.errors import MegaDaskError
 from megadask.scheduling.courier import Courier
-from megadask.scheduling.delivery import Microbatch, Reply, StepFacts, packed_error
+from megadask.scheduling.delivery import PLAN, Microbatch, Reply, StepFacts, packed_error
 from megadask.scheduling.desk import GRACE_S, Desk, process_name
 from megadask.scheduling.errors import ClaimError, DeadlineError, StaleError
 from megadask.scheduling.line import Line
@@ -80,7 +80,7 @@ class TrainerLink:
         self.wait_s = 0.0
         joined = self._desk.ask("join", client=client.id, process=process_name(), force=force)
         self._courier = Courier()
-        self._receiver = Receiver(rank, self._courier)
+        self.receiver = Receiver(rank, self._courier)
         self._desk.ident = joined["ident"]
         self._token: str = joined["token"]
         self.sources: list[str] = joined["sources"]
@@ -125,7 +125,7 @@ class TrainerLink:
         del self._inflight[self.position]
         is_last = self._track.advance()
         is_shared = "shared" in header
-        self._receiver.num_shared += is_shared
+        self.receiver.num_shared += is_shared
         return Microbatch(
             step=step,
             microbatch=microbatch,
@@ -136,6 +136,7 @@ class TrainerLink:
             ids=arrays.pop(IDS),
             arrays=arrays,
             is_private=is_shared,
+            made=header.get("made"),
         )
 
     def ask_ahead(self) -> None:
@@ -149,7 +150,7 @@ class TrainerLink:
     def stats(self) -> dict[str, Any]:
         """Return how long this rank waited, and in which way batches came."""
         ahead = self._prefetch.count
-        return {"wait_s": self.wait_s, "prefetch": ahead, **self._receiver.stats()}
+        return {"wait_s": self.wait_s, "prefetch": ahead, **self.receiver.stats()}
 
     def consume(self, mark: Watermark) -> None:
         """Note that everything before ``mark`` was used; the next call passes it on."""
@@ -178,8 +179,8 @@ class TrainerLink:
 
     def _send_mark(self, line: Line, courier: Courier | None = None) -> Call:
         self._sent = self._mark
-        told = (self.rank, self._token, self._generation, self._mark, self._receiver.use())
-        return line.call("acknowledge", *told, then=self._receiver.take, courier=courier)
+        told = (self.rank, self._token, self._generation, self._mark, self.receiver.use())
+        return line.call("acknowledge", *told, then=self.receiver.take, courier=courier)
 
     # Going back -------------------------------------------------------------------------------
 
@@ -348,19 +349,19 @@ class TrainerLink:
             min(HOLD_S, self._timeout_s / 2),
             with_plan,
             self._keys,
-            self._receiver.use(),
-            then=self._receiver.take,
+            self.receiver.use(),
+            then=self.receiver.take,
             courier=courier,
         )
 
     def _open(self, header: dict[str, Any], arrays: Reply) -> Answer | None:
         """Return what came for the position; None to ask for it again."""
         if IDS not in arrays:
-            self._receiver.miss(header.get("missed"))
+            self.receiver.miss(header.get("missed"))
             self._inflight.clear()
             self._look()
             return None
-        text = arrays.pop("plan", None)
+        text = arrays.pop(PLAN, None)
         if self._track.facts is None:
             assert text is not None
             self._track.learn(StepFacts(**header["facts"], text=text.tobytes()))

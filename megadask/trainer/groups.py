@@ -167,7 +167,7 @@ class Share:
         arrays = self._receive(slot) | {key: microbatch.arrays[key] for key in own}
         if self._keys is not None:
             arrays = {name: array for name, array in arrays.items() if name in self._keys}
-        return replace(microbatch, arrays=arrays)
+        return replace(microbatch, arrays=arrays, made=None)
 
     def fail(self, error: Exception) -> None:
         """Tell the others what the root failed with; does not raise."""

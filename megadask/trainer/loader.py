@@ -27,7 +27,7 @@ from megadask.trainer.presets import Batch, Form, Preset, known_keys
 from megadask.trainer.ranks import Rank
 from megadask.trainer.steps import Step
 from megadask.trainer.tee import Tee
-from megadask.trainer.tensors import to_batch
+from megadask.trainer.tensors import Maker
 
 T = TypeVar("T")
 
@@ -156,7 +156,9 @@ class Loader:
         self._client = client
         self._link = link
         self._form = form
-        self._is_inproc = str(getattr(client.scheduler, "address", "")).startswith("inproc")
+        is_inproc = str(getattr(client.scheduler, "address", "")).startswith("inproc")
+        self._maker = Maker(link.sources, copies=is_inproc)
+        link.receiver.make = self._maker.tensors
         self._is_sliced = link.place["num_slices"] > 1
         self._share = share
         self._confirmed = confirmed
@@ -373,8 +375,7 @@ class Loader:
         self._num_bytes += sum(array.nbytes for array in microbatch.arrays.values())
         if self._share is not None:
             microbatch = self._share.complete(microbatch)
-        is_shared = self._is_inproc and not microbatch.is_private
-        batch = to_batch(microbatch, self._link.sources, shared=is_shared)
+        batch = self._maker.batch(microbatch)
         formed = self._form.apply(batch, is_sliced=self._is_sliced)
         self._link.ask_ahead()
         return formed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count, islice, repeat
+from itertools import count, islice, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from megadask.scheduling.batched import (
     BATCH_BYTES,
     BATCH_RECORDS,
     FIRST_RECORDS,
+    GROWTH,
     batch_shares,
     transformed_ahead,
 )
@@ -133,10 +134,14 @@ def test_what_fails_a_batch_is_judged_alone() -> None:
 
 def test_a_batch_is_bounded_in_records_and_bytes() -> None:
     counting = Counting()
-    small = [{"text": "x"}] * (3 * BATCH_RECORDS)
-    large = [{"text": "x" * (BATCH_BYTES * 3 // 4)}] * 3
+    small = [{"text": "x"}] * (10 * BATCH_RECORDS)
+    large = [{"text": "x" * (BATCH_BYTES * 3 // 4)}] * 40
     list(read_lane(spec([*small, *large], counting), 0, 0, LaneCursor()))
-    assert counting.sizes == [4, 8, 16, 32, 4, 64, 64, 2, 1]
+    first, *grown = counting.sizes[: counting.sizes.index(BATCH_RECORDS)]
+    assert first == FIRST_RECORDS
+    assert all(now <= (before + 1) * GROWTH for before, now in pairwise([first, *grown]))
+    assert max(counting.sizes) == BATCH_RECORDS
+    assert set(counting.sizes[-20:]) == {1, 2}  # 3/4 of the bytes of a whole one each
 
 
 def test_a_function_of_several_records_gets_more_of_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -202,3 +203,27 @@ def test_the_rest_of_an_epoch_need_not_be_readable() -> None:
     state = SourceState(cursor=(0, 0, 1, 0), lanes=(LaneCursor(position=1, row=1),))
     rows = fetch_all(feed_of(source(content, 1), replace(state), epochs=1))
     assert rows.table["verdict"].tolist() == [Verdict.SKIPPED]
+
+
+@few_laws
+@given(contents, st.integers(1, 5), st.integers(1, 3), st.integers(1, 20), st.integers(0, 9))
+def test_a_fetch_that_fails_is_as_if_it_had_not_been(
+    shards: list[list[Any]], lanes: int, num_loaders: int, step: int, before: int
+) -> None:
+    class Failing(LocalPartners):
+        left = before
+
+        async def read(self, source: str, lane: int, call: str, **arguments: Any) -> Answer:
+            answer = await super().read(source, lane, call, **arguments)
+            self.left -= 1
+            if self.left == -1:
+                raise SourceError("lost")
+            return answer
+
+    spec = source(records(shards), lanes)
+    feed = feed_of(spec)
+    feed._partners = cast(Partners, Failing(spec, min(lanes, num_loaders)))
+    while not feed.complete:
+        with suppress(ExceptionGroup):
+            asyncio.run(feed.fetch(step))
+    assert spans(feed.rows.table) == spans(fetch_all(feed_of(spec), 1000).table)

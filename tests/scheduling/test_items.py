@@ -46,7 +46,8 @@ def plans(draw: st.DrawFn) -> tuple[Plan, Strategy, ClientPlaceTree]:
     images = draw(st.lists(st.lists(st.integers(1, 99), max_size=3), min_size=1, max_size=12))
     num_spans, num_microbatches = len(images), 3
     first = draw(st.integers(0, 2))
-    integers = np.random.default_rng(draw(st.integers(0, 2**32))).integers
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    integers = rng.integers
     bucket_N = integers(0, tree.num_buckets(axis), num_spans)
     microbatch_N = integers(0, num_microbatches, num_spans)
     bucket_N[microbatch_N < first] = -1
@@ -61,7 +62,7 @@ def plans(draw: st.DrawFn) -> tuple[Plan, Strategy, ClientPlaceTree]:
         bucket_N=bucket_N,
         microbatch_N=microbatch_N,
         pack_N=integers(0, 2, num_spans),
-        offset_N=integers(0, 1000, num_spans),
+        offset_N=rng.permutation(1000)[:num_spans],  # no two spans begin at one place
         loads_BMP=np.zeros((tree.num_buckets(axis), num_microbatches, 1), np.int64),
         bound=1.0,
         num_packs=2,
