@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import pickle
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -151,19 +152,14 @@ class PlannerActor:
         as long as others. What fails here fails again when it is needed.
         """
         feeds = [feed for feed in self._feeds.values() if feed.last_draw]
+        window = self._spec.rules.window
 
         def lacks(feed: SourceFeed) -> int:
-            return self._lacks(feed, min(self._spec.rules.window, AHEAD_STEPS * feed.last_draw))
+            more = min(window, AHEAD_STEPS * feed.last_draw)
+            return self._lacks(feed, more) if self._waits else 0
 
-        async def follow(feed: SourceFeed) -> None:
-            with contextlib.suppress(Exception):
-                while self._waits and (lacking := lacks(feed)):
-                    await feed.fetch(lacking + self._slack)
-
-        def short() -> list[SourceFeed]:
-            return [feed for feed in feeds if lacks(feed)]
-
-        await asyncio.gather(*map(follow, await asyncio.to_thread(short)))
+        with contextlib.suppress(Exception):
+            await self._fill(lambda: feeds, lacks)
 
     def _restart(self, order: dict[str, Any]) -> None:
         """Take up a generation where the supervisor's record stands."""
@@ -214,14 +210,10 @@ class PlannerActor:
         """Draw the step, fetching metadata until there is enough for it."""
         active = [n for n, share in zip(self._spec.lanes, share_S, strict=True) if share > 0]
 
-        def short() -> list[SourceFeed]:
-            """Return the feeds of which more has to be known. Threads: the sources are many."""
-            feeds = [self._feed(name, state) for name in active]
-            return [feed for feed in feeds if self._lacks(feed)]
+        def feeds() -> list[SourceFeed]:
+            return [self._feed(name, state) for name in active]
 
-        async with asyncio.TaskGroup() as group:
-            for feed in await asyncio.to_thread(short):
-                group.create_task(self._fill(feed))
+        await self._fill(feeds, self._lacks)
 
         def attempt() -> Draw | Starved:
             rows = {name: self._feed(name, state).rows for name in active}
@@ -245,10 +237,21 @@ class PlannerActor:
             )
         return self._feeds[name]
 
-    async def _fill(self, feed: SourceFeed) -> None:
-        """Fetch what the last step took from a source, and its window."""
-        while lacks := self._lacks(feed):
-            await feed.fetch(lacks + self._slack)
+    async def _fill(
+        self, feeds: Callable[[], Iterable[SourceFeed]], lacks: Callable[[SourceFeed], int]
+    ) -> None:
+        """Fetch what some sources lack. Both are asked in a thread first: sources are many."""
+
+        def short() -> list[SourceFeed]:
+            return [feed for feed in feeds() if lacks(feed)]
+
+        async def fill(feed: SourceFeed) -> None:
+            while lacking := lacks(feed):
+                await feed.fetch(lacking + self._slack)
+
+        async with asyncio.TaskGroup() as group:
+            for feed in await asyncio.to_thread(short):
+                group.create_task(fill(feed))
 
     @property
     def _slack(self) -> int:
