@@ -36,8 +36,8 @@ test-wheel: $(INSTALLED) ## run the tests against the built wheel, outside the c
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
 	$(BIN)/python -m pip install --quiet --no-deps --target build/site build/wheel/*.whl
 	mkdir build/run && cp -r tests setup.cfg build/run
-	rm -r build/run/tests/endurance
-	rm $(addprefix build/run/tests/test_,architecture.py benchmarks.py install.py throughput.py)
+	rm -r build/run/tests/endurance build/run/tests/programs/test_install.py
+	rm $(addprefix build/run/tests/test_,architecture.py benchmarks.py throughput.py)
 	cd build/run && PYTHONPATH=$(CURDIR)/build/site $(CURDIR)/$(PYTEST) $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## lint, format, types, architecture
@@ -50,7 +50,7 @@ examples: $(INSTALLED) ## train the examples: on photographs, and as a SLURM job
 	$(BIN)/python examples/vlm/train.py
 	$(BIN)/python examples/slurm/train.py
 
-programs: $(INSTALLED) ## run the tests of whole programs: the demo, the example, verify-resume
+programs: $(INSTALLED) ## run the tests of whole programs: installing, the demo, the example, verify-resume
 	$(PYTEST) tests/programs $(PYTEST_ARGS)
 
 faults: $(INSTALLED) ## run the tests that kill and stop processes

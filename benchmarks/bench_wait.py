@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from throughput.systems import Feed
 
 KINDS = ("bytes", "bpe")
-STEP_MS = (50, 100, 250, 500, 1000, 2000)
+STEP_MS = (50, 250, 1000, 2000)
 SEQ_LEN, MICROBATCHES = 4096, 2
 #: Packs of a step, at most.
 MOST_PACKS = 64
 WORKERS = 2
 PASSES = 5
-#: Steps of a pass are as many as make so many of all passes, or take so long, but not fewer than 8.
-STEPS, PASS_S = 200, 20.0
+#: Steps of a pass take so long together, but are not fewer than that.
+PASS_S, LEAST_STEPS = 10.0, 8
 #: The first steps of each pass do not count: nothing is built ahead yet.
 WARM = 5
 #: Part of what the CPUs can make that trainers ask for.
@@ -132,9 +132,7 @@ def measure(
         cells.append(Cell(step_s=step_s, packs=min(max(1, units) * unit, MOST_PACKS)))
     for number in range(options.passes):
         for cell in cells:
-            num_steps = WARM + max(
-                8, min(-(-options.steps // options.passes), int(PASS_S / cell.step_s))
-            )
+            num_steps = WARM + max(LEAST_STEPS, int(options.pass_s / cell.step_s))
             ready = Ready(num_microbatches=MICROBATCHES)
             logs = run_megadask(slot, client, web, cell.packs, cell.step_s, num_steps)
             others = run_pass(slot, ready, cell.step_s, num_steps)
@@ -187,7 +185,7 @@ def tell(report: Report, web: Web, cells: list[Cell], can: float) -> None:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--passes", type=int, help="of each step time; 5, or 1 with --quick")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of all passes together")
+    parser.add_argument("--pass-s", type=float, help="seconds of a pass; 10, or 1 with --quick")
     parser.add_argument("--step-ms", type=int, nargs="+", help="step times")
     parser.add_argument("--share", type=float, default=SHARE, help="of what the CPUs can make")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="both; bytes with --quick")
@@ -195,7 +193,7 @@ def main() -> None:
     quick = options.quick
     options.passes = options.passes or (1 if quick else PASSES)
     options.capacity_steps = 8 if quick else 60
-    options.steps = min(options.steps, 16) if quick else options.steps
+    options.pass_s = options.pass_s or (1.0 if quick else PASS_S)
     options.step_ms = options.step_ms or ((50, 250) if quick else STEP_MS)
     kinds: tuple[str, ...] = options.kinds or (("bytes",) if quick else KINDS)
     # Not above: the processes of Dask import this file, and have no use for torch.
@@ -217,9 +215,9 @@ def main() -> None:
     for line in (
         f"{corpus.RANKS} ranks, {WORKERS} Dask workers on the same machine; packs of {SEQ_LEN:,} "
         f"tokens, {MICROBATCHES} microbatches a rank and step; all tensors of docs/batches.md",
-        f"{options.passes} passes; the first {WARM} steps of each do not count; percentiles are of "
-        "the waits of all steps and ranks, in parts of the step time; all waits: median of the "
-        "passes, least and largest",
+        f"{options.passes} passes of {options.pass_s:g} s, or of {LEAST_STEPS} steps if those take "
+        f"longer, after {WARM} steps that do not count; percentiles are of the waits of all steps "
+        "and ranks, in parts of the step time; all waits: median of the passes, least and largest",
         "a wait ends when a batch is handed over: what the threads beside a trainer take of its "
         "interpreter afterwards, to ask for the next one, is no wait",
         "of what the CPUs make: what came, of what comes where steps take no time",

@@ -76,29 +76,55 @@ async def side_by_side(
 
 
 class Signal:
-    """Wakes everybody who waits for a change; a change is never missed between check and wait."""
+    """Wakes those who wait for something once a change has brought it.
+
+    Many changes at a time are looked at once, soon after: what they bring is asked in the event
+    loop, beside whoever makes them. A change is never missed between check and wait.
+    """
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._waiting: dict[asyncio.Future[None], Callable[[], Any]] = {}
+        self._looks = False
 
     def set(self) -> None:
-        """Wake all who wait now."""
-        event, self._event = self._event, asyncio.Event()
-        event.set()
+        """Say that something has changed."""
+        if self._waiting and not self._looks:
+            self._looks = True
+            asyncio.get_running_loop().call_soon(self._look)
 
     async def wait_until(self, ready: Callable[[], Any], seconds: float) -> Any:
-        """Return the first true value of ``ready``, or its last value at the deadline."""
+        """Return the first true value of ``ready``, or its last value at the deadline.
+
+        ready: asked with every change, so it has to be quick; what it raises is raised.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while not (value := ready()):
-            left = deadline - loop.time()
-            if left <= 0:
-                break
-            event = self._event
+        while not (value := ready()) and (left := deadline - loop.time()) > 0:
+            woken = loop.create_future()
+            self._waiting[woken] = ready
+            timer = loop.call_later(left, _wake, woken)
             try:
-                # Not wait_for: on Python 3.11 it swallows a cancellation that comes with the event.
-                async with asyncio.timeout(left):
-                    await event.wait()
-            except TimeoutError:
-                return ready()
+                await woken
+            finally:
+                timer.cancel()
+                del self._waiting[woken]
         return value
+
+    def _look(self) -> None:
+        self._looks = False
+        for woken, ready in self._waiting.items():
+            if not woken.done() and _may_be(ready):
+                woken.set_result(None)
+
+
+def _may_be(ready: Callable[[], Any]) -> bool:
+    """Whether somebody who waits for something has to look: it is there, or raises."""
+    try:
+        return bool(ready())
+    except Exception:
+        return True
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)

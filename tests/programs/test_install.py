@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BUILD_INPUTS = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 #: Balances 64 documents over 4 ranks, and says where the code came from.
