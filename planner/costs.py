@@ -11,6 +11,7 @@ never depends on its neighbours: the attribute ``unit`` of the callable, 2**-20 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -231,7 +232,12 @@ def evaluate(cost: Cost, table: Metadata) -> NDArray[np.int64]:
 
 def _checked(cost: Cost, table: Metadata) -> NDArray[np.float64]:
     """Return (N, P) float64 costs that are >= 0 and finite."""
-    values = np.asarray(cost(table.read_only()))
+    try:
+        values = np.asarray(cost(table.read_only()))
+    except Exception as error:
+        with suppress(Exception):  # a frozen one takes no note
+            error.add_note(f"MegaDask: cost {name_of(cost)}")
+        raise
     shape = values.shape if values.ndim == 2 else (*values.shape, 1)
     if values.dtype.kind not in "iuf" or shape != (table.num_rows, max(1, shape[-1])):
         raise CostError(

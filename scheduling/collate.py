@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from megadask.planner.errors import ConfigError
 from megadask.planner.fields import COUNT_KEYS, PLACE_KEYS, WIRE_KEYS, is_deliverable
 from megadask.planner.ids import SampleId
-from megadask.scheduling.errors import ServiceError, noted, told
+from megadask.scheduling.errors import in_user_code
 from megadask.scheduling.extras import decode, encode_row, join_rows
 from megadask.scheduling.samples import EXTRAS
 
@@ -61,17 +61,11 @@ class Collator:
         if EXTRAS in arrays:
             batch[EXTRAS] = decode(arrays[EXTRAS])
         where = f"MegaDask: Pipeline(collate=), step {step}, microbatch {microbatch}"
-        try:
-            return self._checked(self._function(batch), len(sample_ids))
-        except BaseException as error:  # it is the user's code and may raise anything
-            if isinstance(error, Exception) and not isinstance(error, StopIteration):
-                raised = noted(error, where)
-            else:  # it would end the thread or the worker instead of reaching the trainers
-                raised = ServiceError("Pipeline(collate=) must not raise this", got=told(error))
-                raised.add_note(where)
-            if raised is error:
-                raise
-            raise raised from error
+        return in_user_code(
+            lambda: self._checked(self._function(batch), len(sample_ids)),
+            "Pipeline(collate=)",
+            where,
+        )
 
     def _checked(self, returned: Any, num_spans: int) -> Arrays:
         if not isinstance(returned, Mapping):

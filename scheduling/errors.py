@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from megadask.planner.errors import MegaDaskError
+
+T = TypeVar("T")
 
 
 class ServiceError(MegaDaskError, RuntimeError):
@@ -47,6 +51,10 @@ class DeadlineError(MegaDaskError, TimeoutError):
     """A wait reached its deadline; the message says what it waited for."""
 
 
+#: What says of a role or a service that it is over.
+_OURS = StaleError | ClosedError
+
+
 def root_error(error: Exception) -> Exception:
     """Return the error of the first task that failed, out of the group that a TaskGroup raises.
 
@@ -80,22 +88,56 @@ def noted(error: Exception, note: str) -> Exception:
     return error
 
 
+def in_user_code(call: Callable[[], T], what: str, where: str) -> T:
+    """Call code of a user, who is told where it raised what it raised.
+
+    It may raise anything. What would end a thread or the worker becomes a ServiceError that tells
+    of it; and so does what says, among ours, that a service is closed or a role was replaced.
+    """
+    try:
+        return call()
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, StopIteration | _OURS):
+            raised = noted(error, where)
+        else:
+            raised = noted(ServiceError(f"{what} must not raise this", got=told(error)), where)
+        if raised is error:
+            raise
+        raise raised from error
+
+
 def travelling(error: BaseException) -> Exception:
     """Return an error that means the same in another process.
 
     That is the error itself, or a SourceError that describes it: where it does not pickle, or says
     something else behind that; and where it would look like a loader or a connection that was lost,
-    as an OSError of somebody's transform does.
+    as an OSError of somebody's transform does. What it was raised from goes along where all of that
+    pickles, too.
     """
-    if isinstance(error, Exception) and not isinstance(error, OSError) and _pickles(error):
-        return error
-    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-    return SourceError(f"{told(error)}{notes}")
+    is_taken = isinstance(error, OSError | _OURS)
+    if not isinstance(error, Exception) or is_taken or not _pickles(error):
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        return SourceError(f"{told(error)}{notes}")
+    if not all(map(_pickles, _causes(error))):
+        error.__cause__ = error.__context__ = None
+    return error
 
 
 def pack_error(error: BaseException) -> bytes:
     """Return an error as bytes for another process; one that does not pickle is described."""
     return pickle.dumps(error if _pickles(error) else travelling(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors that one was raised from or beside."""
+    met: set[int] = {id(error)}
+    ahead = [error.__cause__, error.__context__]
+    while ahead:
+        one = ahead.pop()
+        if one is not None and id(one) not in met:
+            met.add(id(one))
+            yield one
+            ahead += [one.__cause__, one.__context__]
 
 
 def _pickles(error: BaseException) -> bool:

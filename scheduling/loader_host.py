@@ -22,7 +22,6 @@ from distributed import Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.protocol.serialize import ToPickle
 
-from megadask.planner.errors import MegaDaskError
 from megadask.planner.metadata import Metadata
 from megadask.planner.state import LaneCursor
 from megadask.scheduling.errors import StaleError, told, travelling
@@ -180,13 +179,11 @@ def _carried_out(method: Callable[..., Any], hosted: _Hosted, arguments: Mapping
     try:
         with hosted.busy:
             return method(hosted.loader, **arguments)
-    except MegaDaskError:
-        raise
     except BaseException as error:
         sent = travelling(error)
-        if sent is error:  # which must not become its own cause: that would never end
+        if sent is error:
             raise
-        raise sent from error
+    raise sent  # not from what it tells of, which may not travel
 
 
 def _describe(

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import pickle
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from distributed import get_worker
@@ -23,7 +24,7 @@ from megadask.planner.onward import again, joined, next_shares, shares_of
 from megadask.planner.place import place, place_rest
 from megadask.planner.plan import Plan, draw_digest
 from megadask.planner.state import MixtureEvent, PlannerState, check_lanes
-from megadask.scheduling.errors import pack_error, root_error
+from megadask.scheduling.errors import in_user_code, pack_error, root_error
 from megadask.scheduling.feed import SourceFeed
 from megadask.scheduling.mirror import Mirror
 from megadask.scheduling.owners import Partners
@@ -31,6 +32,8 @@ from megadask.scheduling.point import Point
 from megadask.scheduling.spec import RunSpec
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: How long one call waits at the supervisor for permission to plan on.
 PULL_S = 10.0
@@ -177,10 +180,10 @@ class PlannerActor:
 
     async def _plan(self, state: PlannerState) -> tuple[Draw, Plan]:
         """Draw and place one step."""
-        spec = self._spec
-        at, share_S = shares_of(state, spec.mixture, spec.rules)
+        spec, step = self._spec, state.step
+        at, share_S = _decided(step, lambda: shares_of(state, spec.mixture, spec.rules))
         drawn = await self._draw(state, share_S)
-        while (later := next_shares(drawn, spec.mixture, spec.rules, at)) is not None:
+        while later := _decided(step, partial(next_shares, drawn, spec.mixture, spec.rules, at)):
             at, share_S = later
             more = await self._draw(again(state, drawn, share_S), share_S)
             drawn = joined(drawn, more, share_S)
@@ -188,7 +191,7 @@ class PlannerActor:
         mixture = {n: int(s) / total for n, s in zip(spec.lanes, share_S, strict=True) if s}
         inputs = (drawn, spec.strategy, spec.batching, spec.topology, mixture)
         if self._rest is None:
-            return drawn, await asyncio.to_thread(place, *inputs)
+            return drawn, await asyncio.to_thread(_decided, step, partial(place, *inputs))
         digest = draw_digest(drawn.step, list(spec.lanes), drawn.table)
         if digest != self._rest.draw_digest:
             raise StateError(
@@ -197,14 +200,14 @@ class PlannerActor:
                 limit=self._rest.draw_digest,
                 remedy="The data or the pipeline changed in between; serve those that saved it.",
             )
-        plan = await asyncio.to_thread(
+        plan_rest = partial(
             place_rest,
             *inputs,
             consumed_N=self._rest.consumed_N(drawn.table.num_rows),
             first_microbatch=self._rest.microbatch,
             assignment_digest=self._rest.assignment_digest,
         )
-        return drawn, plan
+        return drawn, await asyncio.to_thread(_decided, step, plan_rest)
 
     async def _draw(self, state: PlannerState, share_S: np.ndarray[Any, Any]) -> Draw:
         """Draw the step, fetching metadata until there is enough for it."""
@@ -220,7 +223,7 @@ class PlannerActor:
             return draw(state, rows, share_S, self._spec.rules)
 
         while True:
-            result = await asyncio.to_thread(attempt)
+            result = await asyncio.to_thread(_decided, state.step, attempt)
             if isinstance(result, Draw):
                 return result
             async with asyncio.TaskGroup() as group:
@@ -277,3 +280,8 @@ class PlannerActor:
             name: unread_records(source, spec.lane_rows[name], spec.rules.epochs)
             for name, source in drawn.state.sources.items()
         }
+
+
+def _decided(step: int, decide: Callable[[], T]) -> T:
+    """Decide something of a step, by costs and schedules that may be a user's."""
+    return in_user_code(decide, "costs and schedules", f"MegaDask: planning step {step}")

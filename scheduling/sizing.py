@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: Loaders that are busier than this share of the time get help; so many that `AIM` is left of it.
-HIGH, AIM = 0.75, 0.5
+#: One that trainers wait for rests between calls, too, while the planner plans: 0.7 was seen.
+HIGH, AIM = 0.6, 0.5
 #: Some go where those that stay would be no busier than this.
 LOW = 0.4
 #: So many looks in a row have to want more loaders, or fewer.
