@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,16 +16,19 @@ from megadask.planner.state import NEVER, LaneCursor, SourceState
 from megadask.scheduling.errors import SourceError
 from megadask.scheduling.mirror import Mirror
 from megadask.scheduling.owners import Partners, by_owner
+from megadask.scheduling.wire import Signal
 
+#: How long one look for news takes at most; what is fetched has a deadline of its own.
+LOOK_S = 10.0
 #: Records of one lane that one call asks for, at most.
 MOST_PER_CALL = 256
 
 
 class SourceFeed:
-    """Fetches the spans of one source ahead of the draw.
+    """Fetches the spans of one source ahead of the draw, while the Planner does other things.
 
     Fetching is by (epoch, lane, position), so it does not matter which loader answers, nor how
-    often it was asked.
+    often it was asked. What is known may be asked for in threads.
 
     Parameters
     ----------
@@ -63,6 +67,10 @@ class SourceFeed:
         self.last_draw = 0
         self._drawn: SourceState | None = None  # where a draw left it that is not yet trimmed
         self._last_known: tuple[Rows, int] | None = None
+        self._lock = threading.RLock()  # held by whoever changes what is known, or looks at it
+        self._goal, self._slack = 0, 0
+        self._reading: asyncio.Task[None] | None = None
+        self._news = Signal()
 
     @property
     def complete(self) -> bool:
@@ -81,14 +89,56 @@ class SourceFeed:
 
     def _known(self) -> tuple[Rows, int]:
         """Return `rows` and `num_ready`, made once for both: with many sources that takes long."""
-        if self._last_known is None:
-            if self._drawn is not None:
-                self._ahead.trim(self._drawn)
-                self._drawn = None
-            rows = self._ahead.rows(self._epoch)
-            ready_N = (rows.table["verdict"] == Verdict.OK) & (rows.table["held"] == NEVER)
-            self._last_known = (rows, int(np.count_nonzero(ready_N)))
-        return self._last_known
+        with self._lock:
+            if self._last_known is None:
+                if self._drawn is not None:
+                    self._ahead.trim(self._drawn)
+                    self._drawn = None
+                rows = self._ahead.rows(self._epoch)
+                ready_N = (rows.table["verdict"] == Verdict.OK) & (rows.table["held"] == NEVER)
+                self._last_known = (rows, int(np.count_nonzero(ready_N)))
+            return self._last_known
+
+    def lacks(self, num_ready: int) -> int:
+        """Return how many more spans have to be fetched for so many ready, if there are so many."""
+        return 0 if self.complete else max(0, num_ready - self.num_ready)
+
+    def read_on(self, num_ready: int, slack: int = 0) -> None:
+        """Begin to fetch what so many ready spans lack, and ``slack`` more each time it is asked.
+
+        What fails here is raised by `until`, and tried again when it is next begun.
+        """
+        self._goal, self._slack = num_ready, slack
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read(), name=f"read {self.name}")
+            self._reading.add_done_callback(self._ended)
+
+    async def until(self, num_ready: int) -> None:
+        """Wait until so many spans are ready, or all there are; after `read_on` for as many."""
+        reading = self._reading
+
+        def is_over() -> bool:
+            return reading is None or reading.done() or not self.lacks(num_ready)
+
+        while not await self._news.wait_until(is_over, LOOK_S):
+            pass
+        if self.lacks(num_ready) and reading is not None:
+            reading.result()
+
+    def close(self) -> None:
+        """Fetch no more."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read(self) -> None:
+        while lacking := self.lacks(self._goal):
+            await self.fetch(lacking + self._slack)
+            self._news.set()
+
+    def _ended(self, reading: asyncio.Task[None]) -> None:
+        if not reading.cancelled():
+            reading.exception()  # who needs what it was to fetch hears of it by `until`
+        self._news.set()
 
     async def fetch(self, num_spans: int) -> None:
         """Fetch about so many more spans, at least one more record of the lanes furthest back.
@@ -110,15 +160,17 @@ class SourceFeed:
                 tables.append(table)
                 cursors.update(after)
                 live.difference_update(ended)
-        self._know(concat(tables))
-        self._cursors, self._live = cursors, live
-        if not live:
-            self._next_epoch()
+        with self._lock:
+            self._know(concat(tables))
+            self._cursors, self._live = cursors, live
+            if not live:
+                self._next_epoch()
 
     def trim(self, state: SourceState, num_drawn: int) -> None:
         """Forget what a committed draw took or passed over, when next somebody looks."""
-        self.last_draw = num_drawn
-        self._drawn, self._last_known = state, None
+        with self._lock:
+            self.last_draw = num_drawn
+            self._drawn, self._last_known = state, None
 
     def _know(self, table: Metadata) -> None:
         self._ahead.add(_canonical(table))

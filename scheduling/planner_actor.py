@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 #: How long one call waits at the supervisor for permission to plan on.
 PULL_S = 10.0
-#: What the planner knows beyond the next step, in steps, while it may not plan it.
+#: While a step is planned, sources are read for the next one, and for so many more.
 AHEAD_STEPS = 2
 
 
@@ -67,7 +67,6 @@ class PlannerActor:
         self._state: PlannerState | None = None
         self._rest: Point | None = None
         self._num_events = 0
-        self._waits = False  # for permission to plan
         self._task: asyncio.Task[None] | None = None
         self._preparing: asyncio.Future[None] | None = None
 
@@ -98,6 +97,8 @@ class PlannerActor:
             await self._partners.supervisor(
                 "fail", incarnation=self._incarnation, error=pack_error(error)
             )
+        finally:
+            self._forget()
 
     async def _turn(self) -> bool:
         """Wait for permission, plan and commit one step; return False when it is all over."""
@@ -124,45 +125,22 @@ class PlannerActor:
         if committed:
             self._advance(drawn)
             if plan.end:
-                self._feeds.clear()  # another pass begins with a point
+                self._forget()  # another pass begins with a point
         return True
 
     async def _pull(self) -> dict[str, Any]:
-        """Wait for permission to plan a step, and fetch ahead meanwhile: loaders have time now."""
-        self._waits, status = True, "wait"
-        ahead = asyncio.create_task(self._fetch_ahead())
-        try:
-            while status == "wait":
-                order: dict[str, Any] = await self._partners.supervisor(
-                    "pull",
-                    incarnation=self._incarnation,
-                    generation=self._generation,
-                    next_step=None if self._state is None else self._state.step,
-                    wait_s=PULL_S,
-                )
-                status = order["status"]
-            if status == "plan" and "point" not in order:
-                self._waits = False
-                await ahead  # what is being fetched is what the step needs first
-            return order
-        finally:
-            ahead.cancel()
-
-    async def _fetch_ahead(self) -> None:
-        """Fetch what the steps after the next one will take, while the planner waits.
-
-        Transforms come in batches, and lanes need them when they do: some steps take several times
-        as long as others. What fails here fails again when it is needed.
-        """
-        feeds = [feed for feed in self._feeds.values() if feed.last_draw]
-        window = self._spec.rules.window
-
-        def lacks(feed: SourceFeed) -> int:
-            more = min(window, AHEAD_STEPS * feed.last_draw)
-            return self._lacks(feed, more) if self._waits else 0
-
-        with contextlib.suppress(Exception):
-            await self._fill(lambda: feeds, lacks)
+        """Wait for permission to plan a step."""
+        status = "wait"
+        while status == "wait":
+            order: dict[str, Any] = await self._partners.supervisor(
+                "pull",
+                incarnation=self._incarnation,
+                generation=self._generation,
+                next_step=None if self._state is None else self._state.step,
+                wait_s=PULL_S,
+            )
+            status = order["status"]
+        return order
 
     def _restart(self, order: dict[str, Any]) -> None:
         """Take up a generation where the supervisor's record stands."""
@@ -173,7 +151,7 @@ class PlannerActor:
         self._rest = point if point.microbatch else None
         for event in point.mixture_events():
             self._state = self._state.with_event(event)
-        self._feeds.clear()
+        self._forget()
         self._overrides = {name: {} for name in self._spec.lanes}
         for source, epoch, lane, position, verdict in point.verdicts:
             self._overrides[source][epoch, lane, position] = verdict
@@ -213,10 +191,15 @@ class PlannerActor:
         """Draw the step, fetching metadata until there is enough for it."""
         active = [n for n, share in zip(self._spec.lanes, share_S, strict=True) if share > 0]
 
-        def feeds() -> list[SourceFeed]:
-            return [self._feed(name, state) for name in active]
+        def look() -> list[SourceFeed]:
+            """Return the feeds that lack something, in a thread: sources are many."""
+            feeds = [self._feed(name, state) for name in active]
+            return [feed for feed in feeds if feed.lacks(self._wanted(feed, ahead=True))]
 
-        await self._fill(feeds, self._lacks)
+        async with asyncio.TaskGroup() as group:
+            for feed in await asyncio.to_thread(look):
+                feed.read_on(self._wanted(feed, ahead=True), self._slack)
+                group.create_task(feed.until(self._wanted(feed, ahead=False)))
 
         def attempt() -> Draw | Starved:
             rows = {name: self._feed(name, state).rows for name in active}
@@ -228,7 +211,10 @@ class PlannerActor:
                 return result
             async with asyncio.TaskGroup() as group:
                 for name, num_spans in result.wanted.items():
-                    group.create_task(self._feed(name, state).fetch(num_spans))
+                    feed = self._feed(name, state)
+                    num_ready = feed.num_ready + num_spans
+                    feed.read_on(num_ready)
+                    group.create_task(feed.until(num_ready))
 
     def _feed(self, name: str, state: PlannerState) -> SourceFeed:
         if name not in self._feeds:
@@ -240,31 +226,25 @@ class PlannerActor:
             )
         return self._feeds[name]
 
-    async def _fill(
-        self, feeds: Callable[[], Iterable[SourceFeed]], lacks: Callable[[SourceFeed], int]
-    ) -> None:
-        """Fetch what some sources lack. Both are asked in a thread first: sources are many."""
-
-        def short() -> list[SourceFeed]:
-            return [feed for feed in feeds() if lacks(feed)]
-
-        async def fill(feed: SourceFeed) -> None:
-            while lacking := lacks(feed):
-                await feed.fetch(lacking + self._slack)
-
-        async with asyncio.TaskGroup() as group:
-            for feed in await asyncio.to_thread(short):
-                group.create_task(fill(feed))
+    def _forget(self) -> None:
+        """Begin with the sources anew."""
+        for feed in self._feeds.values():
+            feed.close()
+        self._feeds.clear()
 
     @property
     def _slack(self) -> int:
         """Spans more than are needed: else sources of which steps take one were asked each step."""
         return self._spec.rules.window // 8
 
-    def _lacks(self, feed: SourceFeed, more: int = 0) -> int:
-        """Return how many more spans of a source have to be known, as far as there are any."""
-        wanted = self._spec.rules.window + feed.last_draw + more
-        return 0 if feed.complete else max(0, wanted - feed.num_ready)
+    def _wanted(self, feed: SourceFeed, *, ahead: bool) -> int:
+        """Return how many spans of a source have to be ready: for a step, or for later ones, too.
+
+        Transforms come in batches, and lanes need them when they do: some steps take several times
+        as long as others.
+        """
+        window, draw = self._spec.rules.window, feed.last_draw
+        return window + draw + (draw + min(window, AHEAD_STEPS * draw) if ahead else 0)
 
     def _advance(self, drawn: Draw) -> None:
         """Go on behind a committed draw."""

@@ -227,3 +227,88 @@ def test_a_fetch_that_fails_is_as_if_it_had_not_been(
         with suppress(ExceptionGroup):
             asyncio.run(feed.fetch(step))
     assert spans(feed.rows.table) == spans(fetch_all(feed_of(spec), 1000).table)
+
+
+class Gated(LocalPartners):
+    """Answers as often as it is let, or fails; notes how often it was asked."""
+
+    fails = False
+
+    def __init__(self, spec: SourceSpec) -> None:
+        super().__init__(spec, 1)
+        self.gate = asyncio.Semaphore(0)
+        self.asked = 0
+
+    async def read(self, source: str, lane: int, call: str, **arguments: Any) -> Answer:
+        self.asked += 1
+        await self.gate.acquire()
+        if self.fails:
+            raise SourceError("lost")
+        return await super().read(source, lane, call, **arguments)
+
+
+def gated_feed(num_records: int) -> tuple[SourceFeed, Gated]:
+    spec = source(records([[1] * num_records]), 1)
+    feed, partners = feed_of(spec, epochs=1), Gated(spec)
+    feed._partners = cast(Partners, partners)
+    return feed, partners
+
+
+def test_who_needs_less_than_is_read_on_waits_for_that_alone() -> None:
+    async def run() -> None:
+        feed, partners = gated_feed(1000)
+        feed.read_on(600)
+        waiting = asyncio.create_task(feed.until(200))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        partners.gate.release()
+        await waiting
+        assert 200 <= feed.num_ready < 600
+        await feed.until(feed.num_ready)  # is there
+        feed.read_on(700)  # by whoever reads already
+        while feed.lacks(700):
+            partners.gate.release()
+            await asyncio.sleep(0)
+        asked = partners.asked
+        feed.read_on(700)
+        await feed.until(700)
+        assert partners.asked == asked
+
+    asyncio.run(run())
+
+
+def test_what_kept_a_feed_from_reading_on_hears_who_needs_it_and_it_is_tried_again() -> None:
+    async def run() -> None:
+        feed, partners = gated_feed(10)
+        partners.fails = True
+        feed.read_on(5)
+        partners.gate.release()
+        with pytest.raises(ExceptionGroup) as caught:
+            await feed.until(5)
+        assert caught.group_contains(SourceError, match="lost")
+        assert feed.num_ready == 0
+        partners.fails = False
+        feed.read_on(20)  # more than there are
+        partners.gate.release()
+        await feed.until(5)
+        partners.gate.release()
+        await feed.until(20)
+        assert feed.complete
+        assert feed.num_ready == 10
+
+    asyncio.run(run())
+
+
+def test_a_closed_feed_asks_for_nothing_more() -> None:
+    async def run() -> None:
+        feed, partners = gated_feed(1000)
+        feed.read_on(1000)
+        while not partners.asked:
+            await asyncio.sleep(0)
+        feed.close()
+        partners.gate.release()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+        assert partners.asked == 1
+
+    asyncio.run(run())
