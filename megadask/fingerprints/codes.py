@@ -76,15 +76,18 @@ def names_of(code: CodeType) -> Names:
     )
 
 
-@functools.lru_cache(maxsize=4096)
 def source_of(code: CodeType) -> str | None:
     """Return the source of a function; None where there is none, and for a lambda.
 
     The source of a lambda is its line, which others may stand in, too; so is that of the code
     inside a lambda, for which this is not to be asked.
     """
-    if code.co_name == "<lambda>":
-        return None
+    return None if code.co_name == "<lambda>" else _source(code, code.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def _source(code: CodeType, file: str) -> str | None:
+    """Return the source of a code; that of another file may differ, though the codes are equal."""
     try:
         return inspect.getsource(code)
     except Exception:  # there are as many ways to have no source as to be declared

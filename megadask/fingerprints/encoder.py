@@ -224,10 +224,10 @@ class Encoder:
     def _content(self, value: Any, home: str) -> str | None:
         """Write what a container holds; None for what is no container."""
         if is_a(value, (dict, MappingProxyType)):
-            made = (
-                f" or {self.text(value.default_factory, home)}" if is_a(value, defaultdict) else ""
-            )
-            return f"{{{self._items(value, home)}}}{made}"
+            items = f"{{{self._items(value, home)}}}"
+            if is_a(value, defaultdict):
+                return f"{items} or {self.text(value.default_factory, home)}"
+            return items
         if is_a(value, (list, tuple, deque)):
             most = f" of {value.maxlen}" if is_a(value, deque) else ""
             if all_plain(value):

@@ -27,6 +27,9 @@ def fingerprint(value: Any) -> str:
     That is its own ``fingerprint()`` where it has one. Else it is a name, the numbers that it goes
     by, and a hash of its code and of all values that this goes by. Never raises.
 
+    The order of a dict does not count, as it may come of a set, which has another one in every
+    process; that of an ``OrderedDict`` does.
+
     Parameters
     ----------
     value

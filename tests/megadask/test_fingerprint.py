@@ -111,16 +111,28 @@ class TestOfWhatItGoesBy:
 def test_what_is_declared_alike_is_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    prints = set()
-    for number, text in enumerate(ALIKE[case]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "alike.py").write_text(text)
-        with monkeypatch.context() as patched:
-            patched.syspath_prepend(folder)
-            prints.add(fingerprint(importlib.import_module("alike").t))
-            patched.delitem(sys.modules, "alike")
-    assert len(prints) == 1
+    one, other = (_declared(tmp_path, monkeypatch, text) for text in ALIKE[case])
+    assert one == other
+
+
+def test_equal_code_of_another_file_has_its_own_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["def t(record): return record  # one", "def t(record): return record  # other"]
+    one, other = (_declared(tmp_path, monkeypatch, text) for text in texts)
+    assert one != other
+
+
+def _declared(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
+    """Return the fingerprint of ``t`` of a module that is forgotten again."""
+    place = folder / str(len(list(folder.iterdir())))
+    place.mkdir()
+    (place / "alike.py").write_text(text)
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(place)
+        found = fingerprint(importlib.import_module("alike").t)
+    del sys.modules["alike"]
+    return found
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 #: As in ``declared.py``: each goes by the number LIMIT.
 DECLARED = {
-    "lambdas of a line that differ in a generator": (
-        "t = {50: lambda r: sum(x + 50 for x in r), 57: lambda r: sum(x + 57 for x in r)}[LIMIT]"
-    ),
-    "lambdas of a line that differ in a lambda": (
-        "t = {50: lambda r: (lambda x: x[:50])(r), 57: lambda r: (lambda x: x[:57])(r)}[LIMIT]"
-    ),
+    "lambdas of a line that differ in a generator": """
+made = {50: lambda r: sum(x + 50 for x in r), 57: lambda r: sum(x + 57 for x in r)}
+t = made[LIMIT]
+""",
+    "lambdas of a line that differ in a list": """
+made = {50: lambda r: [x[:50] for x in r], 57: lambda r: [x[:57] for x in r]}
+t = made[LIMIT]
+""",
+    "lambdas of a line that differ in a lambda": """
+made = {50: lambda r: (lambda x: [y[:50] for y in x]), 57: lambda r: (lambda x: [y for y in x])}
+t = made[LIMIT]
+""",
     "tuples of the same tuples": """
 parts = (LIMIT,)
 for _ in range(30): parts = (parts, parts)
@@ -208,7 +214,7 @@ t({'tokens': [1]})
 ALIKE = {
     "lambdas on lines that differ elsewhere": (
         "t = [lambda r: sum(x for x in r), 50][0]",
-        "t = [lambda r: sum(x for x in r), 57][0]",
+        "# Another line.\nt = [lambda r: sum(x for x in r), 57][0]",
     ),
     "dicts of another order": (
         "names = {'a': [1], 'b': [2]}\ndef t(r): return names",
