@@ -83,7 +83,8 @@ def attribute(value: Any, name: str) -> Any:
 
 def type_name(value: Any) -> str:
     """Return the name of the class of a value."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    cls = type(value)  # which may raise, too, where it is of a class of classes
+    return f"{attribute(cls, '__module__')}.{attribute(cls, '__qualname__')}"
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:

@@ -160,6 +160,16 @@ class _RaisesAlways:
         return record
 
 
+class _RaisingClass(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class _OfRaisingClass(metaclass=_RaisingClass):
+    def __call__(self, record: Any) -> Any:
+        return record
+
+
 def _partial_of_itself() -> Any:
     made: Any = partial(len)
     made.__setstate__((made, (), {}, {}))
@@ -235,7 +245,10 @@ def test_every_callable_has_one(transform: Any) -> None:
 
 
 def test_what_raises_always_has_one() -> None:
-    assert fingerprint(_RaisesAlways()) == fingerprint(_RaisesAlways())  # pytest looks at cases
+    for cls in (_RaisesAlways, _OfRaisingClass):  # no cases, as pytest looks at these
+        made = cls()
+        assert fingerprint(made) == fingerprint(made)
+        assert fingerprint(_Deep(made)) == fingerprint(_Deep(made))
 
 
 def test_it_shows_the_numbers_that_differ() -> None:

@@ -208,6 +208,22 @@ t = Cut(LIMIT)
 USE
 t({'tokens': [1]})
 """,
+    "an attribute that it assigns on the one object of its class": """
+class Cut:
+    one = None
+    def __new__(cls, limit=LIMIT):
+        if cls.one is None:
+            cls.one = object.__new__(cls)
+            cls.one.limit, cls.one.count = limit, 0
+        return cls.one
+    def __call__(self, record):
+        this = Cut()
+        this.count += 1
+        return record['tokens'][:self.limit]
+t = Cut()
+USE
+t({'tokens': [1]})
+""",
 }
 
 #: Declarations of ``t`` that are the same.
