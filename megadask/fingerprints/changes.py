@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from megadask.fingerprints.codes import Kind, Names
-from megadask.fingerprints.values import CONTAINERS
+from megadask.fingerprints.values import CONTAINERS, is_a
 
 #: Methods that make an object: what they assign is declared.
 _MAKING = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__setstate__"}
@@ -23,7 +23,7 @@ class Changes:
     def has(self, kind: Kind, name: str, value: Any) -> bool:
         """Whether a value is not what was declared, but what use made of it."""
         key = (kind, name)
-        return key in self.assigned or (key in self.filled and isinstance(value, CONTAINERS))
+        return key in self.assigned or (key in self.filled and is_a(value, CONTAINERS))
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,15 @@ class Met:
     is_method: bool
 
 
-def changes_of(met: Sequence[Met]) -> Changes:
+def changes_of(met: Collection[Met]) -> Changes:
     """Return what functions change when the transform is used, rather than made."""
-    used = [one for one in met if not one.is_method or _is_entry(one.name)]
-    rest = [one for one in met if one not in used]
+    used = {one for one in met if not one.is_method or _is_entry(one.name)}
     while True:
         mentioned = {name for one in used for name in one.names.mentions}
-        more = [one for one in rest if one.name in mentioned]
+        more = {one for one in met if one.name in mentioned} - used
         if not more:
             break
-        used += more
-        rest = [one for one in rest if one.name not in mentioned]
+        used |= more
     assigned = {_key(one, *named) for one in used for named in one.names.assigns}
     filled = {_key(one, *named) for one in used for named in one.names.fills}
     return Changes(assigned, filled)

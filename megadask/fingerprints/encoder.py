@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import operator
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from enum import Enum
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -26,13 +27,22 @@ from types import (
 )
 from typing import Any
 
+import numpy as np
+
 from megadask.fingerprints.changes import Changes, Met
 from megadask.fingerprints.codes import Kind, Names, names_of, source_of
+from megadask.fingerprints.members import (
+    closure_of,
+    defaults_of,
+    is_dunder,
+    members_of,
+    state_of,
+)
 from megadask.fingerprints.values import (
     all_plain,
     attribute,
     fields_of,
-    flat_text,
+    is_a,
     is_own,
     plain_text,
     qualified_name,
@@ -45,8 +55,8 @@ _MOST_DEPTH = 40
 _MOST_FUNCTIONS = 1000
 #: Longer texts are hashed.
 _MOST_TEXT = 200
-_GENERATORS = ("__dataclass_fields__", "__attrs_attrs__", "__pydantic_fields__", "_fields")
-_GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
+#: Of the standard library: what is pickled of them is all that they are.
+_RECORDS = (operator.attrgetter, operator.itemgetter, operator.methodcaller, slice)
 _CACHED: type = type(functools.lru_cache(maxsize=1)(lambda: None))
 
 
@@ -68,39 +78,65 @@ class Encoder:
 
     def __init__(self, changes: Changes | None = None) -> None:
         self._changes = changes or Changes()
-        self.met: list[Met] = []
+        self.met: set[Met] = set()
         self.numbers: dict[str, str] = {}
-        self._seen: dict[int, tuple[int, Any]] = {}  # the objects are held: ids are used again
+        self._known: dict[int, tuple[Any, str]] = {}  # the objects are held: ids are used again
+        self._alone: dict[tuple[int, str, int], tuple[Any, str]] = {}
+        self._count = itertools.count()
+        self._num_functions = 0
         self._depth = 0
+        self._most_depth = _MOST_DEPTH
 
     def text(self, value: Any, home: str) -> str:
-        """Return the text of a value, which code of a module names; never raises."""
+        """Return the text of a value, which code of a module names; never raises.
+
+        An object that was written before goes by a number. Of equal values that cannot be changed
+        it is chance which are one object: these go by their text again.
+        """
+        name = f"a {type_name(value)}"
         try:
             plain = plain_text(value)
         except Exception:  # objects may do anything when they are looked at
-            return f"a {type_name(value)}"
+            return name
         if plain is not None:
             return _short(plain)
-        if self._depth == _MOST_DEPTH:
-            return f"a {type_name(value)}"
-        if not isinstance(value, tuple | frozenset | CodeType):  # equal ones may be one object
-            if id(value) in self._seen:
-                return f"number {self._seen[id(value)][0]}"
-            self._seen[id(value)] = len(self._seen), value
+        if self._depth == self._most_depth:
+            return name
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        is_fixed = is_a(value, (tuple, frozenset, CodeType))
+        self._known[id(value)] = value, name if is_fixed else f"number {next(self._count)}"
         self._depth += 1
         try:
-            return _short(self._any(value, home))
+            text = _short(self._any(value, home))
         except Exception:
-            return f"a {type_name(value)}"
-        finally:
-            self._depth -= 1
+            text = name
+        self._depth -= 1
+        if is_fixed:
+            self._known[id(value)] = value, text
+        return text
+
+    def text_alone(self, value: Any, home: str) -> str:
+        """Return a text of a value that does not depend on what was written before it.
+
+        What has no order is written so, and is ordered by it. It is less deep by half, as what is
+        in a set may hold this set.
+        """
+        if all_plain((value,)) or (type(value) is tuple and all_plain(value)):
+            return _short(repr(value))  # there may be many
+        key = id(value), home, self._most_depth
+        if key not in self._alone:
+            inner = Encoder(self._changes)
+            inner.met, inner._alone, inner._most_depth = self.met, self._alone, key[2] // 2
+            self._alone[key] = value, inner.text(value, home)
+        return self._alone[key][1]
 
     def _any(self, value: Any, home: str) -> str:
         said = own_fingerprint(value)
         if said is not None:
             return f"{type_name(value)} says {said}"
         for kinds, write in _WRITERS:
-            if isinstance(value, kinds):
+            if is_a(value, kinds):
                 return write(self, value, home)
         if is_own(type(value).__module__, home):
             return self._instance(value, type(value).__module__)
@@ -109,16 +145,16 @@ class Encoder:
 
     def _function(self, function: FunctionType, home: str) -> str:
         module = str(function.__globals__.get("__name__"))
-        names = names_of(function.__code__)
+        names = names_of(function.__code__).settled(function.__globals__)
         parts = {
-            "defaults": self.text(function.__defaults__, home),
-            "keywords": self.text(function.__kwdefaults__, home),
-            "closure": self._pairs(_closure(function, names), home),
+            "defaults": self._pairs(defaults_of(function, names), home),
+            "closure": self._pairs(closure_of(function, names), home),
         }
-        if is_own(module, home) and len(self.met) < _MOST_FUNCTIONS:
+        if is_own(module, home) and self._num_functions < _MOST_FUNCTIONS:
+            self._num_functions += 1
             outer, _, name = function.__qualname__.rpartition(".")
             is_method = bool(outer) and not outer.endswith("<locals>")
-            self.met.append(Met(name, module, names, is_method))
+            self.met.add(Met(name, module, names, is_method))
             parts["code"] = self._code(function.__code__, module)
             parts["globals"] = self._pairs(self._globals(function, names, module), module)
             fields = {key: one for key, one in vars(function).items() if key != "__wrapped__"}
@@ -127,10 +163,14 @@ class Encoder:
 
     def _code(self, code: CodeType, home: str) -> str:
         source = source_of(code)
-        if source is not None:
-            return source
+        return self._bytecode(code, home) if source is None else source
+
+    def _bytecode(self, code: CodeType, home: str) -> str:
         names = (code.co_names, code.co_varnames, code.co_freevars)
-        consts = [self.text(const, home) for const in code.co_consts]
+        consts = [
+            self._bytecode(const, home) if is_a(const, CodeType) else self.text(const, home)
+            for const in code.co_consts
+        ]
         return f"{code.co_code.hex()} {names} {consts}"
 
     def _globals(
@@ -138,12 +178,12 @@ class Encoder:
     ) -> Iterator[tuple[str, Any]]:
         """Yield what a function reads of its module, and of modules of the same author."""
         for head, *rest in sorted(names.reads):
-            if head not in function.__globals__ or _is_dunder(head):
+            if head not in function.__globals__ or is_dunder(head):
                 continue
             value, path = function.__globals__[head], head
             if self._changes.has("global", f"{module}:{head}", value):
                 continue
-            while rest and isinstance(value, ModuleType) and is_own(value.__name__, module):
+            while rest and is_a(value, ModuleType) and is_own(value.__name__, module):
                 path = f"{path}.{rest[0]}"
                 value = attribute(value, rest.pop(0))
             yield path, value
@@ -155,17 +195,18 @@ class Encoder:
         own = [one for one in cls.__mro__ if is_own(one.__module__, home)]
         bases = [qualified_name(base) for base in cls.__mro__]
         members = {
-            f"{one.__qualname__}.{key}": member for one in own for key, member in _members(one)
+            f"{one.__qualname__}.{key}": member for one in own for key, member in members_of(one)
         }
-        functions = {key: one for key, one in members.items() if isinstance(one, FunctionType)}
+        functions = {key: one for key, one in members.items() if is_a(one, FunctionType)}
         others = {key: one for key, one in members.items() if key not in functions}
         kept = [*functions.items(), *self._kept("attribute", others)]
         return f"class {name} {bases}{self._pairs(kept, cls.__module__)}"
 
     def _instance(self, value: Any, home: str) -> str:
-        state = self._kept("attribute", _state(value))
-        pairs = self._pairs(state, home)
-        return f"{self.text(type(value), home)}{pairs}{self._content(value, home)}"
+        # Many keys may be of one class.
+        text = self.text if self._most_depth == _MOST_DEPTH else self.text_alone
+        pairs = self._pairs(self._kept("attribute", state_of(value)), home)
+        return f"{text(type(value), home)}{pairs}{self._content(value, home)}"
 
     def _foreign(self, value: Any, home: str) -> str:
         """Write an object of another package: what is known of its kind, and its functions."""
@@ -175,25 +216,42 @@ class Encoder:
             return f"{type_name(value)} {tokenizer_digest(backend)}"
         fields = fields_of(value)
         if fields is None:
-            held = getattr(value, "__dict__", {})
+            held = attribute(value, "__dict__") or {}
             callables = (FunctionType, MethodType, functools.partial)
-            fields = {key: one for key, one in held.items() if isinstance(one, callables)}
+            fields = {key: one for key, one in held.items() if is_a(one, callables)}
         return f"{type_name(value)}{self._pairs(fields.items(), home)}"
 
     def _content(self, value: Any, home: str) -> str | None:
         """Write what a container holds; None for what is no container."""
-        if isinstance(value, dict | MappingProxyType):
-            if all_plain(value) and all_plain(value.values()):
-                return repr(sorted((repr(key), repr(one)) for key, one in value.items()))
-            items = sorted(((flat_text(key), key) for key in value), key=operator.itemgetter(0))
-            return f"{{{', '.join(f'{text}: {self.text(value[k], home)}' for text, k in items)}}}"
-        if isinstance(value, list | tuple | deque):
+        if is_a(value, (dict, MappingProxyType)):
+            items = f"{{{self._items(value, home)}}}"
+            if is_a(value, defaultdict):
+                return f"{items} or {self.text(value.default_factory, home)}"
+            return items
+        if is_a(value, (list, tuple, deque)):
+            most = f" of {value.maxlen}" if is_a(value, deque) else ""
             if all_plain(value):
-                return repr(list(value))
-            return f"[{', '.join(self.text(one, home) for one in value)}]"
-        if isinstance(value, set | frozenset):
-            return f"{{{', '.join(sorted(map(flat_text, value)))}}}"
+                return f"{list(value)!r}{most}"
+            return f"[{', '.join(self.text(one, home) for one in value)}]{most}"
+        if is_a(value, (set, frozenset)):
+            return f"{{{', '.join(sorted(self.text_alone(one, home) for one in value))}}}"
         return None
+
+    def _items(self, value: Mapping[Any, Any], home: str) -> str:
+        """Write the items of a dict: sorted, as their order may come of a set."""
+        if is_a(value, OrderedDict):
+            items = [f"{self.text_alone(k, home)}: {self.text(v, home)}" for k, v in value.items()]
+            return f"in order {', '.join(items)}"
+        if all_plain(value) and all_plain(value.values()):
+            return repr(sorted((repr(key), repr(one)) for key, one in value.items()))
+        keys = [(self.text_alone(key, home), key) for key in value]
+        times = Counter(text for text, _ in keys)
+        items = []
+        for text, key in sorted(keys, key=operator.itemgetter(0)):
+            # Where keys have the same text, nothing tells which of their values to write first.
+            written = self.text if times[text] == 1 else self.text_alone
+            items.append(f"{text}: {written(value[key], home)}")
+        return ", ".join(sorted(items))
 
     def _kept(self, kind: Kind, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Yield the values that were declared, and are not of use."""
@@ -210,16 +268,31 @@ class Encoder:
         return f"({', '.join(texts)})"
 
     def _partial(self, value: functools.partial[Any], home: str) -> str:
+        kind = type(value).__name__
         bound = self._pairs(value.keywords.items(), home)
-        return f"partial({self.text(value.func, home)}, {self.text(value.args, home)}, {bound})"
+        return f"{kind}({self.text(value.func, home)}, {self.text(value.args, home)}, {bound})"
 
     def _method(self, value: MethodType, home: str) -> str:
         return f"method({self.text(value.__func__, home)}, {self.text(value.__self__, home)})"
 
     def _builtin(self, value: Any, home: str) -> str:
         of = getattr(value, "__self__", None)
-        bound = "" if of is None or isinstance(of, ModuleType) else self.text(of, home)
+        bound = "" if of is None or is_a(of, ModuleType) else self.text(of, home)
         return f"builtin {qualified_name(value)}({bound})"
+
+    def _record(self, value: Any, home: str) -> str:
+        return f"{type_name(value)}{self.text(value.__reduce__(), home)}"
+
+    def _enum(self, value: Enum, home: str) -> str:
+        return f"{type_name(value)}.{value.name}={self.text(value.value, home)}"
+
+    def _array(self, value: Any, home: str) -> str:
+        """Write an array of objects, or one with a mask, under which it may hold anything."""
+        kind = f"array({value.dtype}, {value.shape}"
+        if not is_a(value, np.ma.MaskedArray):
+            return f"{kind}, {self.text(value.tolist(), home)})"
+        parts = [value.filled(), np.ma.getmaskarray(value), value.fill_value]
+        return f"{kind}, masked {self.text(parts, home)})"
 
 
 _Writer = Callable[[Encoder, Any, str], str]
@@ -227,10 +300,12 @@ _WRITERS: tuple[tuple[Any, _Writer], ...] = (
     (type, Encoder._class),
     (FunctionType, Encoder._function),
     (MethodType, Encoder._method),
-    (functools.partial, Encoder._partial),
+    ((functools.partial, functools.partialmethod), Encoder._partial),
     (_CACHED, lambda encoder, value, home: encoder.text(value.__wrapped__, home)),
     ((BuiltinFunctionType, MethodWrapperType), Encoder._builtin),
-    (_GETTERS, lambda encoder, value, home: f"{value.__reduce__()}"),
+    (_RECORDS, Encoder._record),
+    (Enum, Encoder._enum),
+    (np.ndarray, Encoder._array),
     (ModuleType, lambda encoder, value, home: f"module {value.__name__}"),
     (CodeType, Encoder._code),
 )
@@ -242,9 +317,9 @@ def own_fingerprint(value: Any) -> str | None:
         if isinstance(value, type) or inspect.getattr_static(value, "fingerprint", None) is None:
             return None
         said = value.fingerprint()
+        return said if isinstance(said, str) else None
     except Exception:  # a method of this name that is something else
         return None
-    return said if isinstance(said, str) else None
 
 
 def tokenizer_digest(backend: Any) -> str:
@@ -253,64 +328,6 @@ def tokenizer_digest(backend: Any) -> str:
     for name in ("padding", "truncation"):
         saved.pop(name, None)
     return hashlib.sha256(json.dumps(saved, sort_keys=True).encode()).hexdigest()
-
-
-def _closure(function: FunctionType, names: Names) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of outer functions, but for those that the function changes."""
-    changes = Changes(names.assigns, names.fills)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-        if not changes.has("outer", name, value):
-            yield name, value
-
-
-def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield what a class defines: functions, and plain attributes."""
-    is_generated = any(hasattr(cls, name) for name in _GENERATORS)
-    for name, member in vars(cls).items():
-        found = _unwrapped(member)
-        if _is_dunder(name):
-            if not isinstance(found, FunctionType):
-                continue
-            if is_generated and source_of(found.__code__) is None:
-                continue
-        yield name, found
-
-
-def _unwrapped(member: Any) -> Any:
-    if isinstance(member, staticmethod | classmethod):
-        return member.__func__
-    if isinstance(member, property):
-        return member.fget
-    return member.func if isinstance(member, functools.cached_property) else member
-
-
-def _state(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, or what it says that it pickles as."""
-    getstate: Any = type(value).__getstate__
-    if getstate is not object.__getstate__ and getstate.__module__ != "dataclasses":
-        with suppress(Exception):  # it may not pickle before it is used, or for another reason
-            state = value.__getstate__()
-            return state if isinstance(state, dict) else {"state": state}
-    slots = [getattr(cls, "__slots__", ()) for cls in type(value).__mro__]
-    names = [name for one in slots for name in ([one] if isinstance(one, str) else one)]
-    found = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    found.update(getattr(value, "__dict__", {}))
-    cached = {
-        name
-        for cls in type(value).__mro__
-        for name, member in vars(cls).items()
-        if isinstance(member, functools.cached_property)
-    }
-    hidden = {"__dict__", "__weakref__", *cached}
-    return {name: one for name, one in found.items() if name not in hidden}
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
 
 
 def _short(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from megadask.fingerprints.changes import changes_of
 from megadask.fingerprints.encoder import Encoder, own_fingerprint
-from megadask.fingerprints.values import attribute, qualified_name, type_name
+from megadask.fingerprints.values import attribute, is_a, qualified_name, type_name
 
 #: Most characters of the numbers that are shown.
 _MOST_SHOWN = 200
@@ -27,14 +27,22 @@ def fingerprint(value: Any) -> str:
     That is its own ``fingerprint()`` where it has one. Else it is a name, the numbers that it goes
     by, and a hash of its code and of all values that this goes by. Never raises.
 
+    The order of a dict does not count, as it may come of a set, which has another one in every
+    process; that of an ``OrderedDict`` does.
+
     Parameters
     ----------
     value
         Anything; None for what is not declared.
     """
-    said = own_fingerprint(value)
-    if said is not None:
-        return said
+    try:
+        said = own_fingerprint(value)
+        return _written(value) if said is None else said
+    except Exception:  # objects may do anything when they are looked at
+        return type_name(value)
+
+
+def _written(value: Any) -> str:
     home = _home(value)
     first = Encoder()
     first.text(value, home)
@@ -48,17 +56,17 @@ def fingerprint(value: Any) -> str:
 
 def _home(value: Any) -> str:
     """Return the module that a value is of: whose author is meant."""
-    if isinstance(value, functools.partial):
+    if is_a(value, functools.partial):
         return _home(value.func)
-    if isinstance(value, MethodType):
+    if is_a(value, MethodType):
         return _home(value.__self__)
     is_named = attribute(value, "__qualname__") is not None
     return str(attribute(value if is_named else type(value), "__module__"))
 
 
 def _name(value: Any) -> str:
-    if isinstance(value, functools.partial):
+    if is_a(value, functools.partial):
         return f"partial({_name(value.func)})"
-    if isinstance(value, MethodType):
-        return f"{type_name(value.__self__)}.{value.__name__}"
+    if is_a(value, MethodType):
+        return f"{type_name(value.__self__)}.{attribute(value, '__name__')}"
     return qualified_name(value)

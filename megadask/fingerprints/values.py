@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import array
 import dataclasses
 import datetime
 import hashlib
@@ -23,9 +24,10 @@ import numpy as np
 _PLAIN = {
     *(type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...), Decimal),
     *(Fraction, UUID, datetime.date, datetime.time, datetime.datetime, datetime.timedelta),
+    *(datetime.timezone, array.array),
 }
 #: Values with content that code can change.
-CONTAINERS = (dict, list, set, deque, bytearray, np.ndarray)
+CONTAINERS = (dict, list, set, deque, bytearray, array.array, np.ndarray)
 
 
 def all_plain(values: Any) -> bool:
@@ -33,46 +35,42 @@ def all_plain(values: Any) -> bool:
     return set(map(type, values)) <= _PLAIN
 
 
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether a value is of a class: ``isinstance`` asks the value itself, which may raise."""
+    return issubclass(type(value), kinds)
+
+
 def plain_text(value: Any) -> str | None:
     """Return a text that tells all of a value, None where it is of another kind."""
-    if type(value) in _PLAIN:
+    if type(value) in _PLAIN or (type(value) is tuple and all_plain(value)):
         return repr(value)
-    if isinstance(value, Enum):
-        return f"{type_name(value)}.{value.name}={flat_text(value.value)}"
-    if isinstance(value, np.generic):
+    if is_a(value, Enum):
+        text = plain_text(value.value)
+        return None if text is None else f"{type_name(value)}.{value.name}={text}"
+    if is_a(value, np.ma.MaskedArray):
+        return None
+    if is_a(value, np.generic):
         return f"{value.dtype.str}({value.item()!r})"
-    if isinstance(value, np.ndarray):
+    if is_a(value, np.ndarray):
         return _array_text(value)
-    if isinstance(value, re.Pattern):
+    if is_a(value, re.Pattern):
         return f"re({value.pattern!r}, {value.flags})"
-    if isinstance(value, PurePath):
+    if is_a(value, PurePath):
         return f"path({value.as_posix()!r})"
     for kind in (str, bytes, int, float):
-        if isinstance(value, kind):
+        if is_a(value, kind):
             return f"{type_name(value)}({kind.__repr__(value)})"
     return None
 
 
-def flat_text(value: Any) -> str:
-    """Return the text of a key or of a member of a set; of objects no more than a name."""
-    plain = plain_text(value)
-    if plain is not None:
-        return plain
-    if isinstance(value, tuple):
-        return f"({', '.join(map(flat_text, value))})"
-    if isinstance(value, frozenset):
-        return f"{{{', '.join(sorted(map(flat_text, value)))}}}"
-    return qualified_name(value)
-
-
 def qualified_name(value: Any) -> str:
     """Return the name of a module, a class or a function, of anything else that of its class."""
-    if isinstance(value, ModuleType):
-        return value.__name__
-    name = attribute(value, "__qualname__")
-    if not isinstance(name, str):
+    if is_a(value, ModuleType):
+        return str(value.__name__)
+    name, module = attribute(value, "__qualname__"), attribute(value, "__module__")
+    if not is_a(name, str):
         return type_name(value)
-    return f"{attribute(value, '__module__') or 'builtins'}.{name}"
+    return f"{module if is_a(module, str) else 'builtins'}.{name}"
 
 
 def attribute(value: Any, name: str) -> Any:
@@ -85,7 +83,8 @@ def attribute(value: Any, name: str) -> Any:
 
 def type_name(value: Any) -> str:
     """Return the name of the class of a value."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    cls = type(value)  # which may raise, too, where it is of a class of classes
+    return f"{attribute(cls, '__module__')}.{attribute(cls, '__qualname__')}"
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
@@ -95,7 +94,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     """
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.compare]
-    elif isinstance(value, SimpleNamespace | argparse.Namespace):
+    elif is_a(value, (SimpleNamespace, argparse.Namespace)):
         names = list(vars(value))
     elif hasattr(type(value), "__attrs_attrs__"):
         names = [field.name for field in type(value).__attrs_attrs__]
@@ -123,9 +122,10 @@ def is_own(module: Any, home: str) -> bool:
     return not {"site-packages", "dist-packages"} & set(PurePath(file).parts)
 
 
-def _array_text(array: np.ndarray[Any, Any]) -> str:
-    kind = f"array({array.dtype.descr}, {array.shape}"
-    if array.dtype.hasobject or isinstance(array, np.memmap):  # addresses; what may be huge
-        return f"{kind})"
-    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-    return f"{kind}, {digest})"
+def _array_text(values: np.ndarray[Any, Any]) -> str | None:
+    if is_a(values, np.memmap):  # may be huge
+        return f"array({values.dtype.descr}, {values.shape})"
+    if values.dtype.hasobject:  # its bytes are addresses
+        return None
+    digest = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+    return f"array({values.dtype.descr}, {values.shape}, {digest})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,289 +11,19 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
 
 import megadask as md
 from megadask.fingerprints.fingerprint import fingerprint
+from tests.megadask.helpers.declared import DECLARED as BASIC
+from tests.megadask.helpers.declared_finely import ALIKE
+from tests.megadask.helpers.declared_finely import DECLARED as FINE
 
+DECLARED = {**BASIC, **FINE}
 ROOT = Path(__file__).resolve().parents[2]
-
-#: Each declares a transform ``t`` that goes by the number LIMIT. A line ``USE`` ends what is
-#: declared: what follows is done with it before it is declared again in the same process.
-DECLARED = {
-    "a constant": "def t(record): return record['tokens'][:LIMIT]",
-    "a lambda": "t = lambda record: record['tokens'][:LIMIT]",
-    "one of several lambdas of a line": (
-        "t = {50: lambda r: r['tokens'][:50], 57: lambda r: r['tokens'][:57]}[LIMIT]"
-    ),
-    "a closure": """
-def make(limit):
-    def cut(record): return record['tokens'][:limit]
-    return cut
-t = make(LIMIT)
-""",
-    "a closure of a closure": """
-def make(limit):
-    def inner(tokens): return tokens[:limit]
-    return lambda record: inner(record['tokens'])
-t = make(LIMIT)
-""",
-    "a default": "t = (lambda n: (lambda record, limit=n: record['tokens'][:limit]))(LIMIT)",
-    "a keyword default": (
-        "t = (lambda n: (lambda record, *, limit=n: record['tokens'][:limit]))(LIMIT)"
-    ),
-    "a global": "limit = int('LIMIT')\ndef t(record): return record['tokens'][:limit]",
-    "a global of a comprehension": """
-limit = int('LIMIT')
-def t(record): return [x for row in record for x in (lambda r: r[:limit])(row)]
-""",
-    "a function of the module": """
-limit = int('LIMIT')
-def cut(tokens): return tokens[:limit] if tokens else t({'tokens': tokens})
-def t(record): return cut(record['tokens'])
-""",
-    "the code of a function of the module": """
-def cut(tokens): return tokens[:LIMIT]
-def t(record): return cut(record['tokens'])
-""",
-    "a function of the package": "from .helper import cut\ndef t(r): return cut(r['tokens'])",
-    "a module of the package": "from . import helper\ndef t(r): return r[:helper.limit]",
-    "a module beside the package": "import beside\ndef t(r): return beside.cut(r)",
-    "a value from elsewhere": "from beside import limit\ndef t(r): return r[:limit]",
-    "an attribute": """
-class Cut:
-    def __init__(self, limit): self.limit = limit
-    def __call__(self, record): return record['tokens'][:self.limit]
-t = Cut(LIMIT)
-""",
-    "an attribute that a method of __init__ sets": """
-class Cut:
-    def __init__(self, limit): self._set(limit)
-    def _set(self, limit): self.limit = limit
-    def __call__(self, record): return record['tokens'][:self.limit]
-t = Cut(LIMIT)
-""",
-    "an attribute that was set": """
-class Cut:
-    limit = 3
-    def set(self, limit): self.limit = limit
-    def __call__(self, record): return record['tokens'][:self.limit]
-t = Cut()
-t.set(LIMIT)
-""",
-    "a slot": """
-class Cut:
-    __slots__ = ('limit',)
-    def __init__(self, limit): self.limit = limit
-    def __call__(self, record): return record['tokens'][:self.limit]
-t = Cut(LIMIT)
-""",
-    "an attribute of a class": """
-class Cut:
-    limit = LIMIT
-    def __call__(self, record): return record['tokens'][:self.limit]
-t = Cut()
-""",
-    "an attribute of a base": """
-class Base:
-    limit = LIMIT
-class Cut(Base):
-    def __call__(self, record): return record['tokens'][:self.limit]
-t = Cut()
-""",
-    "the code of a method": """
-class Cut:
-    def __call__(self, record): return self._cut(record['tokens'])
-    def _cut(self, tokens): return tokens[:LIMIT]
-t = Cut()
-""",
-    "the code of a property": """
-class Cut:
-    @property
-    def limit(self): return LIMIT
-    def __call__(self, record): return record['tokens'][:self.limit]
-t = Cut()
-""",
-    "a bound method": """
-class Cut:
-    def __init__(self, limit): self.limit = limit
-    def cut(self, record): return record['tokens'][:self.limit]
-t = Cut(LIMIT).cut
-""",
-    "an object of an object": """
-class Cut:
-    def __init__(self, limit): self.limit = limit; self.self = self
-class Outer:
-    def __init__(self, inner): self.inner = [{'a': (inner, self)}]
-    def __call__(self, record): return record['tokens'][:self.inner[0]['a'][0].limit]
-t = Outer(Cut(LIMIT))
-""",
-    "a dataclass": """
-from dataclasses import dataclass
-@dataclass
-class Cut:
-    limit: int
-    def __call__(self, record): return record['tokens'][:self.limit]
-t = Cut(LIMIT)
-""",
-    "a frozen dataclass with slots": """
-from dataclasses import dataclass
-@dataclass(frozen=True, slots=True)
-class Cut:
-    limit: int
-    def __call__(self, record): return record['tokens'][:self.limit]
-t = Cut(LIMIT)
-""",
-    "a partial": """
-from functools import partial
-def cut(record, limit): return record['tokens'][:limit]
-t = partial(cut, limit=LIMIT)
-""",
-    "a partial in a chain": """
-import megadask as md
-from functools import partial
-def cut(limit, record): return record['tokens'][:limit]
-t = md.transforms.Chain(partial(cut, LIMIT), dict)
-""",
-    "a decorated function": """
-import functools
-def twice(function):
-    @functools.wraps(function)
-    def call(record): return function(function(record))
-    return call
-limit = int('LIMIT')
-@twice
-def t(record): return {'tokens': record['tokens'][:limit]}
-""",
-    "a cached function": """
-import functools
-limit = int('LIMIT')
-@functools.lru_cache
-def cut(tokens): return tokens[:limit]
-def t(record): return cut(tuple(record['tokens']))
-USE
-t({'tokens': [1]})
-""",
-    "a list": "limits = [1, [LIMIT]]\ndef t(r): return r[:limits[1][0]]",
-    "a dict": "options = {'limit': LIMIT, 'f': len}\ndef t(r): return r[:options['limit']]",
-    "a dict that is read beside others that are filled": """
-options = {'limit': LIMIT}
-def t(record):
-    sample = {}
-    sample['tokens'] = record['tokens'][:options['limit']]
-    return sample
-""",
-    "a set": """
-words = {'a', 'b', 'c', ('d', 'e'), LIMIT, len}
-def t(record): return record if record in words else None
-""",
-    "a constant set": "def t(r): return r if r in {'a', 'b', 'c', LIMIT} else None",
-    "a set in a lambda": "t = lambda r: r if r in {'a', 'b', 'c', LIMIT} else None",
-    "an array": "import numpy as np\ntable = np.arange(LIMIT)\ndef t(r): return table[r]",
-    "a number of numpy": "import numpy as np\nlimit = np.int64(LIMIT)\ndef t(r): return r[:limit]",
-    "a regex": "import re\nword = re.compile('a{LIMIT}')\ndef t(r): return word.match(r['text'])",
-    "a path": "import pathlib\npath = pathlib.Path('LIMIT.txt')\ndef t(r): return path.open()",
-    "an enum": """
-from enum import Enum
-class Limit(Enum):
-    short = 50
-    long = 57
-limit = Limit(LIMIT)
-def t(record): return record['tokens'][:limit.value]
-""",
-    "a named tuple": """
-from collections import namedtuple
-options = namedtuple('Options', 'limit')(LIMIT)
-def t(record): return record['tokens'][:options.limit]
-""",
-    "a namespace": """
-from argparse import Namespace
-args = Namespace(limit=LIMIT)
-def t(record): return record['tokens'][:args.limit]
-""",
-    "a bound builtin": """
-t = {'limit': LIMIT}.get
-""",
-    "an object with a fingerprint": """
-class Encoder:
-    def fingerprint(self): return 'LIMIT'
-encoder = Encoder()
-def t(record): return encoder.encode(record['text'])
-""",
-    "a fingerprint of its own": """
-import os
-class Cut:
-    def __init__(self): self.pid = os.getpid()
-    def fingerprint(self): return 'LIMIT'
-    def __call__(self, record): return record['tokens'][:LIMIT]
-t = Cut()
-""",
-    "an object that is filled by use": """
-import functools
-class Cut:
-    def __init__(self, limit):
-        self.limit, self.seen, self.count, self.loaded = limit, {}, 0, None
-    @functools.cached_property
-    def twice(self): return 2 * self.limit
-    def _load(self): self.loaded = object(); self.more = 3
-    def __call__(self, record):
-        self._load()
-        self.count += 1
-        self.seen[record['id']] = self.twice
-        self.seen.setdefault('all', []).append(record['id'])
-        return record['tokens'][:self.limit]
-t = Cut(LIMIT)
-USE
-t({'id': 4, 'tokens': [1]})
-""",
-    "a module that is filled by use": """
-limit, table, cache, known = int('LIMIT'), None, {}, set()
-def load():
-    global table
-    table = [limit]
-def t(record):
-    if table is None: load()
-    cache[record['id']] = cache.get(record['id'], 0) + 1
-    known.add(record['id'])
-    return record['tokens'][:table[0]]
-USE
-t({'id': 4, 'tokens': [1]})
-""",
-    "a closure that is filled by use": """
-def make(limit):
-    seen, count = {}, 0
-    def t(record):
-        nonlocal count
-        count += 1
-        seen[count] = record
-        return record['tokens'][:limit]
-    return t
-t = make(LIMIT)
-USE
-t({'id': 4, 'tokens': [1]})
-""",
-    "an object that pickles as something else": """
-import os
-class Cut:
-    def __init__(self, limit): self.limit, self.pid = limit, os.getpid()
-    def __getstate__(self): return {'limit': self.limit}
-    def __call__(self, record): return record['tokens'][:self.limit]
-t = Cut(LIMIT)
-""",
-    "things that do not count": """
-import logging, threading, os, random, re
-limit, log, lock, file = int('LIMIT'), logging.getLogger('a'), threading.Lock(), open(os.devnull)
-nothing, rng = object(), random.Random()
-def t(record):
-    with lock:
-        log.info('%s %s %s', re.sub('a', 'b', 'c'), file.read(), rng.random())
-        return record['tokens'][:limit] if nothing else os.environ
-USE
-t({'tokens': [1]})
-""",
-}
 
 _PRINTS = """
 import importlib, json, sys
@@ -353,7 +84,7 @@ def all_prints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[di
     return {
         "first": _prints(folder / "first", 1),
         "cached": _prints(folder / "first", 2),  # its modules come from their bytecode
-        "again": _prints(folder / "again", 3),
+        "again": _prints(folder / "again", 77),
         "other": _prints(folder / "other", 1),
     }
 
@@ -374,6 +105,75 @@ class TestOfWhatItGoesBy:
     def test_use_changes_nothing(self, prints: Any, case: str) -> None:
         before, after = prints["first"][case]
         assert before == after
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_what_is_declared_alike_is_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    one, other = (_declared(tmp_path, monkeypatch, text) for text in ALIKE[case])
+    assert one == other
+
+
+def test_equal_code_of_another_file_has_its_own_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["def t(record): return record  # one", "def t(record): return record  # other"]
+    one, other = (_declared(tmp_path, monkeypatch, text) for text in texts)
+    assert one != other
+
+
+def _declared(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
+    """Return the fingerprint of ``t`` of a module that is forgotten again."""
+    place = folder / str(len(list(folder.iterdir())))
+    place.mkdir()
+    (place / "alike.py").write_text(text)
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(place)
+        found = fingerprint(importlib.import_module("alike").t)
+    del sys.modules["alike"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda held: (held, held),
+        lambda held: frozenset({held, (1, held)}),
+        lambda held: {"a": held, "b": (held, held)},
+    ],
+    ids=["tuples", "frozensets", "dicts"],
+)
+@pytest.mark.timeout(10)
+def test_what_is_held_often_is_looked_into_once(wrap: Any) -> None:
+    held: Any = frozenset()
+    for _ in range(200):
+        held = wrap(held)
+    assert fingerprint(lambda record: held) == fingerprint(lambda record: held)
+
+
+class _RaisesAlways:
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __call__(self, record: Any) -> Any:
+        return record
+
+
+class _RaisingClass(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class _OfRaisingClass(metaclass=_RaisingClass):
+    def __call__(self, record: Any) -> Any:
+        return record
+
+
+def _partial_of_itself() -> Any:
+    made: Any = partial(len)
+    made.__setstate__((made, (), {}, {}))
+    return made
 
 
 class _Raises:
@@ -425,6 +225,9 @@ ANY: dict[str, Any] = {
     "a partial of partials": partial(partial, partial),
     "what raises": _Raises(),
     "what raises in other places": _RaisesToo(),
+    "what holds what raises always": _Deep(_RaisesAlways()),
+    "a method of what has no name": MethodType(partial(len), 3),
+    "a partial of itself": _partial_of_itself(),
     "what is deep": _deep(),
     "what holds a lock": _Deep(threading.Lock()),
     "what holds a module": _Deep(pytest),
@@ -439,6 +242,13 @@ def test_every_callable_has_one(transform: Any) -> None:
     assert made == fingerprint(transform)
     assert len(made) < 400
     assert " at 0x" not in made
+
+
+def test_what_raises_always_has_one() -> None:
+    for cls in (_RaisesAlways, _OfRaisingClass):  # no cases, as pytest looks at these
+        made = cls()
+        assert fingerprint(made) == fingerprint(made)
+        assert fingerprint(_Deep(made)) == fingerprint(_Deep(made))
 
 
 def test_it_shows_the_numbers_that_differ() -> None:
