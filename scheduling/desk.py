@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from copy import copy
 from typing import Any
 
@@ -42,6 +42,8 @@ class Desk:
         #: Of the service that gave this rank; another one may take its name. None before `join`.
         self.ident: str | None = None
         self.is_over = False  # whether the run is known to have ended
+        self._is_closed = False
+        self._asked: set[Future[Any]] = set()  # what is being asked, in whatever thread
         #: The line to the constructor that was found last, if any.
         self.line: Line | None = None
 
@@ -54,10 +56,8 @@ class Desk:
             arguments["wait_s"] = wait_s
         limit_s = GRACE_S + (wait_s or 0.0)
         try:
-            reply, error = self.client.sync(
-                self._ask, call=call, **arguments, callback_timeout=limit_s
-            )
-        except (TimeoutError, OSError) as lost:
+            reply, error = self._answer(limit_s, call=call, **arguments)
+        except (TimeoutError, OSError, CancelledError) as lost:
             raise DeadlineError(
                 f"the Dask scheduler does not answer {call!r} of rank {self.rank}",
                 got=f"{type(lost).__name__}: {lost}",
@@ -79,6 +79,33 @@ class Desk:
         if isinstance(reply, dict) and reply.get("status") == "closed":
             self.refuse(reply["reason"], reply["error"])
         return reply
+
+    def close(self) -> None:
+        """Ask nothing more; who waits for an answer in another thread gets none."""
+        self._is_closed = True
+        for asked in list(self._asked):
+            asked.cancel()
+
+    def _answer(self, limit_s: float, **arguments: Any) -> tuple[Any, MegaDaskError | None]:
+        """Return what `_ask` does, which runs in the client's thread.
+
+        That thread ends with the client, and then leaves unanswered whatever was asked last.
+        """
+        asking = self._ask(**arguments)
+        loop: asyncio.AbstractEventLoop = self.client.loop.asyncio_loop  # type: ignore[union-attr]
+        try:
+            asked = asyncio.run_coroutine_threadsafe(asking, loop)
+        except RuntimeError as error:
+            asking.close()
+            raise OSError("the Dask client of this loader has closed") from error
+        self._asked.add(asked)
+        if self._is_closed:
+            asked.cancel()
+        try:
+            return asked.result(limit_s)
+        finally:
+            asked.cancel()
+            self._asked.remove(asked)
 
     async def _ask(self, **arguments: Any) -> tuple[Any, MegaDaskError | None]:
         """Return an answer, or else a copy of the supervisor's error.

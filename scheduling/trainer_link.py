@@ -200,14 +200,13 @@ class TrainerLink:
 
     def close(self) -> None:
         """Acknowledge what was used and give the rank back."""
-        try:
+        with suppress(OSError, RuntimeError):  # then the service is gone with it
             self.acknowledge()
             if not self._desk.is_over:
                 self._desk.ask("leave", token=self._token)
-        except (OSError, RuntimeError, TimeoutError):
-            pass  # the service is gone, and with it all that could be given back
         self._inflight.clear()
         self._courier.close()
+        self._desk.close()
 
     # The wait for a microbatch ----------------------------------------------------------------
 
