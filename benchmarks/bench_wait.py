@@ -4,7 +4,8 @@ Two trainer processes sleep for the time of a step and meet at its end. What the
 between asking for a batch and having its tensors, over a whole step, as a share of the step time.
 Batches are of a size that the CPUs can make in a given part of the step: how much they can is
 measured first, with steps that take no time. Beside each stand trainers whose batches lie ready in
-their own memory, in the same run: what those wait, the machine makes them wait:
+their own memory, in the same run: what those wait, the machine makes them wait. Steps of few packs
+cost more for a token, so how much the CPUs can make is measured again in steps of the size taken:
 ``python benchmarks/bench_wait.py``.
 """
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 KINDS = ("bytes", "bpe")
 STEP_MS = (50, 250, 1000, 2000)
 SEQ_LEN, MICROBATCHES = 4096, 2
-#: Packs of a step, at most.
-MOST_PACKS = 64
+#: Packs of a step, at most; and in which it is measured first how much the CPUs can make.
+MOST_PACKS, LARGE_PACKS = 64, 32
 WORKERS = 2
 PASSES = 5
 #: Steps of a pass take so long together, but are not fewer than that.
@@ -55,8 +56,10 @@ class Cell:
     ----------
     packs
         Packs of a step.
+    can
+        Tokens a second that the CPUs can make in steps of so many packs.
     share
-        Part of what the CPUs can make.
+        What is asked for, of that.
     waits
         System to, for every pass, the waits of all steps and ranks, in parts of the step time.
     tokens
@@ -67,6 +70,7 @@ class Cell:
 
     step_s: float
     packs: int
+    can: float
     share: float = 0.0
     waits: dict[str, list[list[float]]] = field(default_factory=dict)
     tokens: int = 0
@@ -108,11 +112,18 @@ def run_megadask(
         return run_pass(slot, MegaDask(address=service.address), step_s, num_steps)
 
 
-def capacity(slot: Slot, client: Client, web: Web, num_steps: int) -> float:
+def capacity(
+    slot: Slot, client: Client, web: Web, packs: int, options: argparse.Namespace
+) -> float:
     """Return how many tokens a second come where trainers take no time."""
-    logs = run_megadask(slot, client, web, 32, 0.0, num_steps)
-    seconds = max(log.ended_s for log in logs) - max(log.began_s for log in logs)
-    return sum(log.tokens for log in logs) / seconds
+
+    def one_pass() -> float:
+        num_steps = max(LEAST_STEPS, options.capacity_packs // packs)
+        logs = run_megadask(slot, client, web, packs, 0.0, num_steps)
+        seconds = max(log.ended_s for log in logs) - max(log.began_s for log in logs)
+        return sum(log.tokens for log in logs) / seconds
+
+    return statistics.median(one_pass() for _ in range(options.passes))
 
 
 def measure(
@@ -122,14 +133,15 @@ def measure(
     from flow.corpus import RANKS
     from flow.feeds import Ready
 
-    can = statistics.median(
-        capacity(slot, client, web, options.capacity_steps) for _ in range(options.passes)
-    )
+    can = capacity(slot, client, web, LARGE_PACKS, options)
     unit = RANKS * MICROBATCHES
     cells = []
     for step_s in (ms / 1000 for ms in options.step_ms):
         units = round(options.share * can * step_s / SEQ_LEN / unit)
-        cells.append(Cell(step_s=step_s, packs=min(max(1, units) * unit, MOST_PACKS)))
+        packs = min(max(1, units) * unit, MOST_PACKS)
+        cells.append(
+            Cell(step_s=step_s, packs=packs, can=capacity(slot, client, web, packs, options))
+        )
     for number in range(options.passes):
         for cell in cells:
             num_steps = WARM + max(LEAST_STEPS, int(options.pass_s / cell.step_s))
@@ -141,7 +153,7 @@ def measure(
                 cell.waits.setdefault(system, []).append(waits)
             cell.tokens += sum(log.tokens for log in logs)
             cell.seconds += max(log.ended_s for log in logs) - max(log.began_s for log in logs)
-            cell.share = cell.tokens / cell.seconds / can
+            cell.share = cell.tokens / cell.seconds / cell.can
             progress(
                 f"pass {number + 1}, {web.kind}, {cell.step_s * 1000:g} ms: "
                 f"p99 {cell.percent(MEGADASK, 99):.2f}%, ready {cell.percent(READY, 99):.2f}%"
@@ -178,7 +190,11 @@ def tell(report: Report, web: Web, cells: list[Cell], can: float) -> None:
         "ready: p50",
         "p99",
     ]
-    report.table(f"{web}; the CPUs make {can / 1e6:.2f} million a second", columns, rows)
+    report.table(
+        f"{web}; the CPUs make {can / 1e6:.2f} million a second in steps of {LARGE_PACKS} packs",
+        columns,
+        rows,
+    )
     report.figures[web.kind] = {"capacity": can, "cells": [vars(cell) for cell in cells]}
 
 
@@ -192,7 +208,7 @@ def main() -> None:
     options = parser.parse_args()
     quick = options.quick
     options.passes = options.passes or (1 if quick else PASSES)
-    options.capacity_steps = 8 if quick else 60
+    options.capacity_packs = (4 if quick else 20) * LARGE_PACKS
     options.pass_s = options.pass_s or (1.0 if quick else PASS_S)
     options.step_ms = options.step_ms or ((50, 250) if quick else STEP_MS)
     kinds: tuple[str, ...] = options.kinds or (("bytes",) if quick else KINDS)
@@ -220,7 +236,7 @@ def main() -> None:
         "and ranks, in parts of the step time; all waits: median of the passes, least and largest",
         "a wait ends when a batch is handed over: what the threads beside a trainer take of its "
         "interpreter afterwards, to ask for the next one, is no wait",
-        "of what the CPUs make: what came, of what comes where steps take no time",
+        "of what the CPUs make: what came, of what comes where steps of as many packs take no time",
     ):
         report.note(line)
     for web, cells, can in found:
