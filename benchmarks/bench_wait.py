@@ -133,15 +133,14 @@ def measure(
     from flow.corpus import RANKS
     from flow.feeds import Ready
 
-    can = capacity(slot, client, web, LARGE_PACKS, options)
+    can_of = functools.cache(lambda packs: capacity(slot, client, web, packs, options))
+    can = can_of(LARGE_PACKS)
     unit = RANKS * MICROBATCHES
     cells = []
     for step_s in (ms / 1000 for ms in options.step_ms):
         units = round(options.share * can * step_s / SEQ_LEN / unit)
         packs = min(max(1, units) * unit, MOST_PACKS)
-        cells.append(
-            Cell(step_s=step_s, packs=packs, can=capacity(slot, client, web, packs, options))
-        )
+        cells.append(Cell(step_s=step_s, packs=packs, can=can_of(packs)))
     for number in range(options.passes):
         for cell in cells:
             num_steps = WARM + max(LEAST_STEPS, int(options.pass_s / cell.step_s))
